@@ -1,0 +1,148 @@
+"""The verbs of the command line, for notebooks and programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from perfmodel.cost.host import host_costs
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Profile
+from perfmodel.program.program import Program, single_device_program
+from perfmodel.simulate.engine import simulate, simulate_one_clock, step_work
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.timeline import Timeline
+from perfmodel.simulate.uncertainty import step_interval_s
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import Trace
+from perfmodel.workload.trace_store import get_trace
+
+__all__ = ["predict"]
+
+# Which part of the step a phase's device time is counted in.
+PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s"}
+
+
+def predict(scenario: Scenario, profile: Profile, *, exact: bool = True, allow_import: bool = False) -> Prediction:
+    """How ``scenario`` behaves on the machine of ``profile``.
+
+    exact: use kernel times measured for scenarios; without, only what the general grid tells.
+    allow_import: the scenario's own model may be imported (which executes it) if its trace is not at hand.
+
+    Raises
+    ------
+    PerfModelError
+        If the scenario asks for what the profile or perfmodel does not have.
+    """
+    check_supported(scenario, profile)
+    trace = get_trace(scenario, allow_import=allow_import)
+    program = single_device_program(trace, scenario.training.gradient_accumulation)
+    costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32, exact=exact)
+    timeline = _timeline(program, costs, profile, scenario)
+    kernels = _kernel_uses(timeline, trace, costs, scenario)
+    breakdown = _breakdown(timeline)
+    return Prediction(
+        scenario=scenario,
+        profile=profile,
+        program=program,
+        timeline=timeline,
+        memory=simulate_memory(program, profile, scenario.matmul_tf32) if profile.device.kind == "cuda" else None,
+        interval_s=step_interval_s(timeline.step_time_s, kernels, breakdown["host_bound_s"]),
+        kernels=kernels,
+        breakdown=breakdown,
+        bottleneck=_bottleneck(breakdown, kernels),
+        provenance=_provenance(kernels),
+        model_flops=_model_flops(timeline, costs, program),
+        warnings=_warnings(kernels, profile),
+    )
+
+
+def check_supported(scenario: Scenario, profile: Profile) -> None:
+    """Refuse what this version cannot predict, in one sentence."""
+    if scenario.hardware.gpus > profile.gpus:
+        raise PerfModelError(
+            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got {scenario.hardware.gpus})."
+            " Use fewer, or calibrate a larger machine."
+        )
+    if scenario.hardware.gpus > 1 or scenario.parallelism.dp > 1 or scenario.parallelism.strategy != "none":
+        raise PerfModelError("parallelism must be left out in this version: one GPU is predicted (got more). Set hardware.gpus to 1.")
+    if scenario.training.compile:
+        raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
+
+
+def _timeline(program: Program, costs: list[KernelCost], profile: Profile, scenario: Scenario) -> Timeline:
+    device_s = np.array([cost.time_s for cost in costs])
+    kernels = np.array([cost.kernels for cost in costs])
+    host_s = host_costs(program, profile, scenario.precision)
+    work = step_work(program, device_s, kernels, host_s)
+    if profile.device.kind == "cpu":
+        return simulate_one_clock(program, work)
+    return simulate(program, work, profile.launch)
+
+
+def _kernel_uses(timeline: Timeline, trace: Trace, costs: list[KernelCost], scenario: Scenario) -> tuple[KernelUse, ...]:
+    counts = Counter(timeline.operation.tolist())
+    uses = [
+        KernelUse(kernel_key(trace.operations[index], scenario.matmul_tf32), costs[index], count)
+        for index, count in counts.items()
+    ]
+    return tuple(sorted(uses, key=lambda use: -use.total_s))
+
+
+def _breakdown(timeline: Timeline) -> dict[str, float]:
+    """Seconds that add up to the step: device time by phase, and the rest, when the device waits for the host."""
+    parts = {"forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0, "exposed_communication_s": 0.0, "bubble_s": 0.0}
+    busy = np.bincount(timeline.run, weights=timeline.end_s - timeline.start_s, minlength=len(timeline.phases))
+    for span, seconds in zip(timeline.phases, busy.tolist(), strict=True):
+        parts[PART_OF_PHASE.get(span.phase, "optimizer_s")] += seconds
+    parts["host_bound_s"] = timeline.step_time_s - sum(parts.values())
+    parts["communication_s"] = 0.0
+    return parts
+
+
+def _bottleneck(breakdown: dict[str, float], kernels: tuple[KernelUse, ...]) -> str:
+    """One sentence: what to change first."""
+    total = sum(seconds for name, seconds in breakdown.items() if name != "communication_s")
+    if total <= 0 or not kernels:
+        return "nothing runs on the device"
+    if breakdown["host_bound_s"] > 0.3 * total:
+        return f"the host: the device waits {breakdown['host_bound_s'] / total:.0%} of the step for launches"
+    by_kind: Counter[str] = Counter()
+    for use in kernels:
+        by_kind[use.cost.kind] += use.total_s  # type: ignore[assignment]
+    kind, seconds = by_kind.most_common(1)[0]
+    return f"the device: {kind.replace('_', ' ')} kernels take {seconds / total:.0%} of the step"
+
+
+def _provenance(kernels: tuple[KernelUse, ...]) -> dict[str, float]:
+    busy_s = sum(use.total_s for use in kernels) or 1.0
+    shares = dict.fromkeys(("exact", "curve", "roofline"), 0.0)
+    for use in kernels:
+        shares[use.cost.source] += use.total_s / busy_s
+    return shares
+
+
+def _model_flops(timeline: Timeline, costs: list[KernelCost], program: Program) -> float:
+    """Arithmetic of forward, three times that when training: backward needs twice forward; recomputation is not counted."""
+    in_forward = np.array([run.phase == "forward" for run in program.runs], dtype=bool)
+    flops = np.array([cost.flops for cost in costs])[timeline.operation]
+    forward = float(np.sum(flops[in_forward[timeline.run]]))
+    return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
+
+
+def _warnings(kernels: tuple[KernelUse, ...], profile: Profile) -> tuple[str, ...]:
+    found = []
+    shares = _provenance(kernels)
+    if shares["roofline"] > 0.01:
+        found.append(f"{shares['roofline']:.0%} of the device time is from a roofline: run `perfmodel calibrate --scenario` on this machine")
+    elif shares["curve"] > 0.05:
+        found.append(f"{shares['curve']:.0%} of the device time is from fitted curves: `perfmodel calibrate --scenario` measures the exact kernels")
+    unstable = [use.key for use in kernels if use.key in profile.unstable]
+    if unstable:
+        found.append(f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show {profile.name}` names them")
+    return tuple(found)

@@ -1,0 +1,30 @@
+"""The one error a user is meant to read.
+
+Everything the user can cause (a file, a scenario, a machine that lacks something) is raised as
+:class:`PerfModelError` with one sentence: where, what must hold, the value got, what to do. The command line prints
+it and exits with 1; any other exception is a defect of perfmodel and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PerfModelError(Exception):
+    """A sentence for the user: where, the rule, the value, what to do."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What is known, nearest first, as the closing sentence of an error message.
+
+    >>> did_you_mean("adamv", ["adamw", "sgd"])
+    "Did you mean 'adamw'?"
+    >>> did_you_mean("zzz", ["adamw", "sgd"])
+    'Known: adamw, sgd.'
+    """
+    known = list(known)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Known: {', '.join(known)}."

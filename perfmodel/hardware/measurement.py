@@ -1,0 +1,124 @@
+"""A measurement: one scenario run for real on one machine. Immutable, with raw samples, and it knows its machine.
+
+Times come from event to event on the device (CUDA) or mark to mark (CPU) in a steady loop without synchronisation;
+``synced`` times from a loop with a synchronisation after each step. A phase's time is what the device clock shows
+between its marks, so phases add up to the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perfmodel.errors import PerfModelError
+from perfmodel.files import read_json, upgrade, write_atomically
+
+# Format history
+# 1  first
+MEASUREMENT_VERSION = 1
+REMEDY = "Measure it again with `perfmodel validate`."
+UNSTABLE_SPREAD = 0.05  # relative: standard deviation over median
+SHORTEST_SAMPLES = 8
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StepMemory(_Section):
+    """The caching allocator around one step, bytes."""
+
+    allocated_before_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+
+
+class Measurement(_Section):
+    """See the module.
+
+    scenario: as resolved when it ran. split: ``tuning`` or ``held-out``, fixed before it ran. group: the class the
+    accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad, forward,
+    backward, clip, optimizer), one a step, micro-batches added up. memory: steps 1, 2, 3. device_used_bytes: all
+    that the process held at the end.
+    """
+
+    version: Literal[1] = 1
+    name: str
+    split: Literal["tuning", "held-out"]
+    group: str
+    scenario: dict[str, Any]
+    provenance: dict[str, Any]
+    warmup_steps: int
+    step_s: tuple[float, ...]
+    synced_step_s: tuple[float, ...]
+    phases_s: dict[str, tuple[float, ...]]
+    memory: tuple[StepMemory, ...] = ()
+    device_used_bytes: int | None = None
+    device_bytes: int | None = None
+
+    @property
+    def median_step_s(self) -> float:
+        return statistics.median(self.step_s)
+
+    @property
+    def median_synced_step_s(self) -> float:
+        return statistics.median(self.synced_step_s)
+
+    def median_phase_s(self, phase: str) -> float:
+        return statistics.median(self.phases_s[phase])
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the steady steps over their median."""
+        return statistics.stdev(self.step_s) / self.median_step_s if len(self.step_s) > 1 else 0.0
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """Of the steady steps (the second on)."""
+        return max((step.peak_allocated_bytes for step in self.memory[1:]), default=None)
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        return max((step.peak_reserved_bytes for step in self.memory[1:]), default=None)
+
+    def warnings(self) -> list[str]:
+        """Why these numbers should not be trusted, by named thresholds, with what to do."""
+        found = []
+        if len(self.step_s) < SHORTEST_SAMPLES:
+            found.append(f"{self.name}: only {len(self.step_s)} steps (want {SHORTEST_SAMPLES}). {REMEDY}")
+        if self.spread > UNSTABLE_SPREAD:
+            found.append(f"{self.name}: steps vary by {self.spread:.1%} (want {UNSTABLE_SPREAD:.0%}). {REMEDY}")
+        return found
+
+
+def save_measurement(measurement: Measurement, path: Path) -> None:
+    """Write it atomically; an existing measurement is never overwritten.
+
+    Raises
+    ------
+    PerfModelError
+        If ``path`` exists.
+    """
+    if path.exists():
+        raise PerfModelError(f"{path}: a measurement is never overwritten (the file exists). Choose another results folder or delete it.")
+    write_atomically(path, measurement.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def load_measurement(path: Path) -> Measurement:
+    """Read and check one measurement file.
+
+    Raises
+    ------
+    PerfModelError
+        If it is unreadable, truncated, newer than this perfmodel, or breaks a rule.
+    """
+    data = upgrade(path, read_json(path, "a measurement", REMEDY), MEASUREMENT_VERSION, {}, REMEDY)
+    try:
+        return Measurement.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error

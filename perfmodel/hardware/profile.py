@@ -1,0 +1,196 @@
+"""A hardware profile: everything that was measured on a machine, and nothing about any workload.
+
+JSON, machine-written by ``perfmodel calibrate``. Raw samples lie beside it in ``<name>.samples.json.gz`` so that loading
+stays fast. Every time is seconds, every size bytes, every spread relative (standard deviation of the repeats over their
+median).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.files import read_json, upgrade, write_atomically
+
+# Format history
+# 1  first
+PROFILE_VERSION = 1
+CATALOG = Path(__file__).parent / "catalog"
+REMEDY = "Measure it again with `perfmodel calibrate`."
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Device(_Section):
+    """One accelerator (or the CPU), from its driver and its datasheet; ``peak_`` numbers are the datasheet's.
+
+    peak_flops_per_s: by arithmetic kind: fp32, tf32, bf16, fp16.
+    """
+
+    kind: Literal["cuda", "cpu"]
+    name: str
+    memory_bytes: int
+    multiprocessors: int = 1
+    l2_bytes: int = 0
+    compute_capability: tuple[int, int] | None = None
+    power_limit_w: NotNegative | None = None
+    peak_flops_per_s: dict[str, Positive] = {}
+    peak_memory_bytes_per_s: Positive | None = None
+
+
+class Launch(_Section):
+    """The device clock's own constants, measured with kernels that do nothing.
+
+    latency_s: from the host's launch call returning to the kernel starting on an idle stream.
+    gap_s: between the end of one kernel and the start of the next in a busy stream (contained in kernel times).
+    queue_depth: launches a host may run ahead of the device before it is held back.
+    synchronize_s: from the last kernel's end to the host going on after it waited for it.
+    """
+
+    latency_s: NotNegative = 0.0
+    gap_s: NotNegative = 0.0
+    queue_depth: Annotated[int, Field(ge=1)] = 1024
+    synchronize_s: NotNegative = 0.0
+
+
+class KernelRecord(_Section):
+    """One operator call, measured alone under its kernel key.
+
+    time_s: median time one call adds to a busy stream, warm: kernels and the gaps after them; None where it failed.
+    kernels: device launches of one call. memory_script: what the call asks the caching allocator for, in order: +n
+    allocates n bytes, -k frees the script's k-th allocation (from 1); what is never freed are its outputs.
+    origin: ``grid`` (general calibration) or ``scenario`` (asked for by one). error: why there is no time.
+    """
+
+    time_s: Positive | None = None
+    spread: NotNegative = 0.0
+    samples: int = 0
+    kernels: int | None = None
+    memory_script: tuple[int, ...] = ()
+    origin: Literal["grid", "scenario"] = "scenario"
+    error: str | None = None
+
+
+class HostRecord(_Section):
+    """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`)."""
+
+    time_s: float
+    spread: NotNegative = 0.0
+    samples: int = 0
+
+
+class CurveRecord(_Section):
+    """A fitted cost curve: its form (a function of :mod:`perfmodel.cost.kernels`), parameters and how well it holds.
+
+    leave_one_out: relative errors of predicting each grid point from the others: median, p90, worst, bias.
+    """
+
+    form: str
+    parameters: dict[str, float]
+    standard_errors: dict[str, float] = {}
+    points: int = 0
+    leave_one_out: dict[str, float] = {}
+
+
+class MemoryConstants(_Section):
+    """Device memory outside any tensor.
+
+    context_bytes: what a process with torch and its kernels loaded holds before the allocator's first segment.
+    cublas_workspace_bytes: taken from the allocator once per host thread that multiplies; cublaslt: likewise for
+    products with an epilogue.
+    """
+
+    context_bytes: int = 0
+    cublas_workspace_bytes: int = 0
+    cublaslt_workspace_bytes: int = 0
+
+
+class Power(_Section):
+    """Sustained draw and clock by kind of work (``gemm_bf16``, ``copy``, ...): watts and hertz; empty where unread."""
+
+    draw_w: dict[str, float] = {}
+    clock_hz: dict[str, float] = {}
+
+
+class Profile(_Section):
+    """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured."""
+
+    version: Literal[1] = 1
+    name: str
+    provenance: dict[str, Any] = {}
+    device: Device
+    gpus: int = 1
+    launch: Launch = Launch()
+    kernels: dict[str, KernelRecord] = {}
+    host: dict[str, HostRecord] = {}
+    curves: dict[str, CurveRecord] = {}
+    memory: MemoryConstants = MemoryConstants()
+    power: Power = Power()
+    unstable: tuple[str, ...] = ()
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write the profile atomically, keys sorted, one key a line so that versions can be compared."""
+    data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True)
+    write_atomically(path, data + "\n")
+
+
+def load_profile(path: Path) -> Profile:
+    """Read and check one profile file.
+
+    Raises
+    ------
+    PerfModelError
+        If it is unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the key).
+    """
+    stat = _stat(path)
+    return _load_cached(path, stat)
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise PerfModelError(f"{path}: a profile must be a readable file ({error.strerror}). {REMEDY}") from error
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=8)
+def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
+    data = upgrade(path, read_json(path, "a profile", REMEDY), PROFILE_VERSION, {}, REMEDY)
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error
+
+
+def catalog_names() -> list[str]:
+    """Names of the shipped profiles."""
+    return sorted(path.stem for path in CATALOG.glob("*.json"))
+
+
+def find_profile(name: str) -> Path:
+    """The file of a profile given by catalog name or by path.
+
+    Raises
+    ------
+    PerfModelError
+        If neither a catalog entry nor a file has that name; the sentence says what is known.
+    """
+    shipped = CATALOG / f"{name}.json"
+    if shipped.exists():
+        return shipped
+    if Path(name).suffix == ".json" or "/" in name:
+        return Path(name)
+    raise PerfModelError(f"hardware.profile must be a file or a catalog name (got {name!r}). {did_you_mean(name, catalog_names())}")

@@ -1,0 +1,56 @@
+"""The answer to a scenario: what the reports print and draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.profile import Profile
+    from perfmodel.program.program import Program
+    from perfmodel.simulate.memory import MemoryTimeline
+    from perfmodel.workload.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One distinct operator of the step: its kernel key, what one call costs, and how often the step runs it."""
+
+    key: str
+    cost: KernelCost
+    count: int
+
+    @property
+    def total_s(self) -> float:
+        return self.count * self.cost.time_s
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """See ``perfmodel predict --json`` for the meaning of each field; times in seconds, sizes in bytes.
+
+    interval_s: 5th and 95th percentile of the steady step. breakdown: seconds by forward_s, backward_s, optimizer_s,
+    exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
+    provenance: share of the device's busy time by source (exact, curve, roofline). kernels: largest total first.
+    """
+
+    scenario: Scenario
+    profile: Profile
+    program: Program
+    timeline: Timeline
+    memory: MemoryTimeline | None
+    interval_s: tuple[float, float]
+    kernels: tuple[KernelUse, ...]
+    breakdown: dict[str, float]
+    bottleneck: str
+    provenance: dict[str, float]
+    model_flops: float
+    communication_bytes: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        return self.timeline.step_time_s

@@ -1,0 +1,68 @@
+"""Kernel keys: the text under which a profile stores what one operator call was measured to cost.
+
+Two calls share a key exactly if they run the same kernels on equally laid out data: operator, shapes, strides, dtypes,
+the scalars that choose a kernel, and whether TF32 may be used. The text is readable and greppable:
+
+    aten.mm.default(float32[2048,2560], float32[2560,10240]{1,2560})
+    aten.mm.default(float32[2048,2560], float32[2560,10240]{1,2560}) tf32
+    aten._foreach_sqrt.default([260 float32 2568276480 5f3a9c01])
+
+Long tensor lists (over 4) are written as count, dtype, total elements and a digest of all their texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from perfmodel.workload.ops import Argument, Operation, TensorSpec
+
+LONGEST_SPELT_LIST = 4
+
+# Operators whose float32 form may run on tensor cores when TF32 is allowed.
+MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "addmv", "mv"})
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "cudnn_convolution"})
+
+
+def kernel_key(operation: Operation, matmul_tf32: bool = False, convolution_tf32: bool = True) -> str:
+    """The key of ``operation`` under the given TF32 switches (torch's defaults: off for GEMMs, on for cuDNN).
+
+    >>> from perfmodel.workload.ops import TensorSpec
+    >>> t = TensorSpec.parse("float32[8,8]")
+    >>> kernel_key(Operation("aten.mm.default", (t, t), (), (t,)))
+    'aten.mm.default(float32[8,8], float32[8,8])'
+    """
+    scalars_matter = not operation.base_name.startswith(("_foreach_", "_fused_"))
+    parts = [_text(argument, scalars_matter) for argument in operation.inputs]
+    parts += [f"{name}={_text(value, scalars_matter)}" for name, value in operation.keywords]
+    suffix = " tf32" if uses_tf32(operation, matmul_tf32, convolution_tf32) else ""
+    return f"{operation.name}({', '.join(parts)}){suffix}"
+
+
+def uses_tf32(operation: Operation, matmul_tf32: bool, convolution_tf32: bool) -> bool:
+    """Whether TF32 may be used in it: float32 matrix products and convolutions only."""
+    allowed = (operation.base_name in MATMULS and matmul_tf32) or (
+        operation.base_name in CONVOLUTIONS and convolution_tf32
+    )
+    return allowed and any(spec.dtype == "float32" for spec in operation.input_tensors())
+
+
+def _text(argument: Argument, scalars_matter: bool) -> str:
+    if isinstance(argument, TensorSpec):
+        return argument.text
+    if isinstance(argument, tuple):
+        return _list_text(argument, scalars_matter)
+    if isinstance(argument, float) and not scalars_matter:
+        return "float"
+    return str(argument)
+
+
+def _list_text(items: tuple[Argument, ...], scalars_matter: bool) -> str:
+    if len(items) <= LONGEST_SPELT_LIST or not isinstance(items[0], (TensorSpec, float)):
+        return f"[{', '.join(_text(item, scalars_matter) for item in items)}]"
+    if isinstance(items[0], float):
+        return f"[{len(items)} float]"
+    tensors = [item for item in items if isinstance(item, TensorSpec)]
+    digest = hashlib.sha256(" ".join(tensor.text for tensor in tensors).encode()).hexdigest()[:8]
+    total = sum(tensor.numel for tensor in tensors)
+    place = "" if tensors[0].device == "cuda" else f"@{tensors[0].device}"
+    return f"[{len(items)} {tensors[0].dtype}{place} {total} {digest}]"

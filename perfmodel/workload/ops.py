@@ -1,0 +1,178 @@
+"""What one operator call computes: tensors, operators, and their text form. No torch in here.
+
+A tensor is written ``float32[16,128]``, with strides in braces where it is not contiguous
+(``float32[768,3072]{1,768}``), and ``@cpu`` where it does not live on the device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple, Union
+
+from perfmodel.errors import PerfModelError
+from perfmodel.units import DTYPE_BYTES
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides (elements) of a row-major tensor, as torch computes them.
+
+    >>> contiguous_stride((2, 3, 4))
+    (12, 4, 1)
+    """
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))
+
+
+class TensorSpec(NamedTuple):
+    """Shape (elements), stride (elements), dtype name without ``torch.``, and ``cuda`` or ``cpu``."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    device: str = "cuda"
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements as addressed, numel x element size."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of distinct elements: broadcast (stride 0) dimensions count once."""
+        distinct = math.prod(n for n, s in zip(self.shape, self.stride, strict=True) if s != 0)
+        return (distinct if self.numel else 0) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = contiguous_stride(self.shape)
+        return all(n == 1 or s == e for n, s, e in zip(self.shape, self.stride, expected, strict=True))
+
+    @property
+    def text(self) -> str:
+        stride = "" if self.stride == contiguous_stride(self.shape) else "{" + ",".join(map(str, self.stride)) + "}"
+        device = "" if self.device == "cuda" else f"@{self.device}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{stride}{device}"
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """The inverse of :attr:`text`.
+
+        >>> TensorSpec.parse("float32[768,3072]{1,768}").stride
+        (1, 768)
+        """
+        match = _TENSOR.fullmatch(text)
+        if match is None or match["dtype"] not in DTYPE_BYTES:
+            raise PerfModelError(f"tensor text must read dtype[shape]{{stride}}@device (got {text!r}). Trace it again.")
+        shape = _integers(match["shape"])
+        stride = contiguous_stride(shape) if match["stride"] is None else _integers(match["stride"])
+        return cls(shape, stride, match["dtype"], match["device"] or "cuda")
+
+
+_TENSOR = re.compile(
+    r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?:\{(?P<stride>[\d,]*)\})?(?:@(?P<device>\w+))?"
+)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+# Tensors, numbers, None, text (dtypes, layouts and devices as 'torch.bfloat16', 'cuda') and tuples of these.
+Argument = Union[TensorSpec, bool, int, float, str, None, tuple["Argument", ...]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One distinct operator call.
+
+    name: full aten name with overload, ``aten.mm.default``. inputs: positional arguments. keywords: keyword arguments,
+    sorted by name. outputs: the tensors returned (an in-place operator returns its first input's spec).
+    runs_on_device: False for views, bookkeeping and work on CPU tensors, which launch nothing.
+    """
+
+    name: str
+    inputs: tuple[Argument, ...] = ()
+    keywords: tuple[tuple[str, Argument], ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    runs_on_device: bool = True
+    _hash: int = field(default=0, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.name, self.inputs, self.keywords, self.outputs)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def base_name(self) -> str:
+        """``mm`` of ``aten.mm.default``."""
+        return self.name.split(".")[1]
+
+    def input_tensors(self) -> list[TensorSpec]:
+        """Every tensor among the arguments, lists flattened, in order."""
+        found: list[TensorSpec] = []
+        _collect(self.inputs, found)
+        _collect(tuple(value for _, value in self.keywords), found)
+        return found
+
+
+def _collect(argument: Argument, found: list[TensorSpec]) -> None:
+    if isinstance(argument, TensorSpec):
+        found.append(argument)
+    elif isinstance(argument, tuple):
+        for item in argument:
+            _collect(item, found)
+
+
+def encode_argument(argument: Argument) -> object:
+    """JSON form of an argument: tensors as ``{"t": text}``, tuples as lists, the rest as it is."""
+    if isinstance(argument, TensorSpec):
+        return {"t": argument.text}
+    if isinstance(argument, tuple):
+        return [encode_argument(item) for item in argument]
+    if isinstance(argument, float) and not math.isfinite(argument):
+        return {"f": repr(argument)}
+    return argument
+
+
+def decode_argument(value: object) -> Argument:
+    """The inverse of :func:`encode_argument`."""
+    if isinstance(value, dict):
+        return TensorSpec.parse(value["t"]) if "t" in value else float(value["f"])
+    if isinstance(value, list):
+        return tuple(decode_argument(item) for item in value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise PerfModelError(f"operator argument must be a tensor, number, text or list (got {value!r}). Trace it again.")
+
+
+def encode_operation(operation: Operation) -> list[object]:
+    """JSON form: [name, inputs, keywords, outputs, runs_on_device]."""
+    return [
+        operation.name,
+        encode_argument(operation.inputs),
+        {key: encode_argument(value) for key, value in operation.keywords},
+        [spec.text for spec in operation.outputs],
+        operation.runs_on_device,
+    ]
+
+
+def decode_operation(row: list[object]) -> Operation:
+    """The inverse of :func:`encode_operation`."""
+    name, inputs, keywords, outputs, runs_on_device = row
+    return Operation(
+        str(name),
+        decode_argument(inputs),  # type: ignore[arg-type]
+        tuple((key, decode_argument(value)) for key, value in keywords.items()),  # type: ignore[attr-defined]
+        tuple(TensorSpec.parse(text) for text in outputs),  # type: ignore[attr-defined]
+        bool(runs_on_device),
+    )

@@ -1,0 +1,145 @@
+"""A scenario: the question a person asks, as a YAML file checked key by key.
+
+Every key but model, batch and hardware has a default. Loading never executes code. ``perfmodel schema`` prints the JSON
+Schema of :class:`Scenario`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from perfmodel.workload import families
+
+# Format history
+# 1  first
+SCENARIO_VERSION = 1
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Precision = Literal["fp32", "tf32", "bf16", "amp-bf16", "amp-fp16"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelInput(_Section):
+    """One keyword argument of a user's forward: shape of integers and the symbols ``batch`` and ``sequence``."""
+
+    shape: tuple[int | Literal["batch", "sequence"], ...]
+    dtype: str = "float32"
+    high: Count | None = None
+
+
+class ModelSection(_Section):
+    """A family with a size or dimensions, or a target of the user's own."""
+
+    family: str | None = None
+    size: str | None = None
+    layers: Count | None = None
+    width: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn_width: Count | None = None
+    vocabulary: Count | None = None
+    attention: Literal["eager", "sdpa"] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    image_size: Count | None = None
+    classes: Count | None = None
+    target: str | None = None
+    arguments: dict[str, Any] = {}
+    inputs: dict[str, ModelInput] = {}
+    loss: str = "output.loss"
+    blocks: str | None = None
+
+    @model_validator(mode="after")
+    def _family_or_target(self) -> ModelSection:
+        families.check_model(self)
+        return self
+
+
+class BatchSection(_Section):
+    """size: samples of one forward call of a data-parallel rank. sequence_length: tokens a sample (token models)."""
+
+    size: Count
+    sequence_length: Count | None = None
+
+
+class OptimizerSection(_Section):
+    name: Literal["adamw", "sgd"] = "adamw"
+    implementation: Literal["foreach", "fused", "for-loop"] = "foreach"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
+
+
+class EveryK(_Section):
+    every: Count
+
+
+class TrainingSection(_Section):
+    gradient_accumulation: Count = 1
+    activation_checkpointing: Literal["none", "full", "selective"] | EveryK = "none"
+    compile: bool = False
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+
+
+class ParallelismSection(_Section):
+    dp: Count = 1
+    strategy: Literal["none", "naive", "flat", "overlap", "ddp", "zero1", "zero2", "zero3"] = "none"
+
+
+class HardwareSection(_Section):
+    """profile: a catalog name or a file. gpus: in all, over the nodes."""
+
+    profile: str
+    gpus: Count = 1
+    nodes: Count = 1
+    interconnect: str | None = None
+
+
+class Scenario(_Section):
+    """The whole question; see the module."""
+
+    version: Literal[1] = 1
+    name: str = "scenario"
+    mode: Literal["train", "forward"] = "train"
+    model: ModelSection
+    batch: BatchSection
+    precision: Precision = "fp32"
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    parallelism: ParallelismSection = ParallelismSection()
+    hardware: HardwareSection
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Scenario:
+        families.check_batch(self)
+        return self
+
+    @property
+    def matmul_tf32(self) -> bool:
+        """Whether float32 matrix products may use TF32. Convolutions always may: torch's default."""
+        return self.precision == "tf32"
+
+
+def workload_of(scenario: Scenario) -> dict[str, Any]:
+    """The part of the scenario that decides which operators run: what a trace is looked up by.
+
+    Accumulation over two or more micro-batches is traced with two. TF32 changes kernels, not operators.
+    """
+    data = scenario.model_dump(mode="json", include={"mode", "model", "batch", "precision", "optimizer", "training"})
+    data["model"] = families.resolved(scenario.model).model_dump(mode="json", exclude_none=True)
+    data["precision"] = "fp32" if scenario.precision == "tf32" else scenario.precision
+    data["training"]["gradient_accumulation"] = min(scenario.training.gradient_accumulation, 2)
+    if scenario.mode == "forward":
+        del data["optimizer"]
+        data["training"] = {"memory_format": scenario.training.memory_format}
+    return data
+
+
+def workload_digest(workload: dict[str, Any]) -> str:
+    """Twelve hexadecimal digits that name a workload."""
+    return hashlib.sha256(json.dumps(workload, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,203 @@
+"""A trace: what one rank's host does in a training step, as integer columns over tables of distinct things.
+
+It carries work (operators, bytes, modules), never seconds, and loads without torch. ``workload/trace`` writes it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.files import check_version, write_atomically
+from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
+
+# Format history
+# 1  first
+TRACE_VERSION = 1
+
+
+class EventKind(IntEnum):
+    """What happened on the host. Columns a and b mean, by kind:
+
+    OP            a: index into operations          b: index into nodes (backward) or -1
+    ALLOC         a: storage id                     b: requested bytes (device storages only)
+    FREE          a: storage id                     b: 0
+    SYNC          a: index into operations          b: 0. The host waits until the device has finished that operator
+    MODULE_ENTER  a: index into modules             b: 0
+    MODULE_EXIT   a: index into modules             b: 0
+    CALL_ENTER    a: index into calls               b: 0. A function called from Python, which runs the OPs inside it
+    CALL_EXIT     a: index into calls               b: 0
+    NODE          a: index into nodes               b: 0. The autograd engine starts this node; its OPs follow
+    GRAD_READY    a: index into parameters          b: 0. The parameter's gradient is accumulated
+    """
+
+    OP = 0
+    ALLOC = 1
+    FREE = 2
+    SYNC = 3
+    MODULE_ENTER = 4
+    MODULE_EXIT = 5
+    CALL_ENTER = 6
+    CALL_EXIT = 7
+    NODE = 8
+    GRAD_READY = 9
+
+
+class StorageKind(IntEnum):
+    """What a storage holds, for the memory picture."""
+
+    PARAMETER = 0
+    BUFFER = 1
+    INPUT = 2
+    GRADIENT = 3
+    OPTIMIZER_STATE = 4
+    ACTIVATION = 5  # made in forward, still held when forward ends
+    TEMPORARY = 6
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Events ``start`` (inclusive) to ``stop`` (exclusive) of one phase.
+
+    phase: zero_grad, forward, backward, clip or optimizer. micro_batch: 0 is the first of a step; a trace holds at most
+    two (the later ones all run what the second runs), -1 where the phase has none.
+    """
+
+    phase: str
+    micro_batch: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """One step: equally long columns of EventKind, a and b (int64), and the segments that cover them in order."""
+
+    kind: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    tensor: TensorSpec
+    storage: int
+    requires_grad: bool = True
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A storage that exists before the first step, in order of allocation."""
+
+    id: int
+    bytes: int
+    kind: StorageKind
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank computes.
+
+    workload: the part of the scenario that decides the operators (:func:`perfmodel.workload.scenario.workload_of`).
+    provenance: versions of torch and transformers that were traced. operations, modules (name, class), calls (function
+    names) and nodes (autograd node names) are the tables the events point into. persistent: storages made before the
+    first step. first, steady: the first step (which creates optimizer states) and every later one. storage_kinds: kind
+    of every storage id that any event allocates.
+    """
+
+    workload: dict[str, Any]
+    provenance: dict[str, str]
+    operations: tuple[Operation, ...]
+    modules: tuple[tuple[str, str], ...]
+    calls: tuple[str, ...]
+    nodes: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    persistent: tuple[Storage, ...]
+    first: StepEvents
+    steady: StepEvents
+    storage_kinds: dict[int, StorageKind] = field(default_factory=dict)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.tensor.numel for parameter in self.parameters)
+
+    def segment(self, phase: str, micro_batch: int = -1) -> Segment | None:
+        """The steady step's segment of that phase, or None."""
+        for segment in self.steady.segments:
+            if segment.phase == phase and segment.micro_batch == micro_batch:
+                return segment
+        return None
+
+
+def _encode_events(events: StepEvents) -> dict[str, Any]:
+    return {
+        "kind": events.kind.tolist(),
+        "a": events.a.tolist(),
+        "b": events.b.tolist(),
+        "segments": [[s.phase, s.micro_batch, s.start, s.stop] for s in events.segments],
+    }
+
+
+def _decode_events(data: dict[str, Any]) -> StepEvents:
+    columns = [np.asarray(data[name], dtype=np.int64) for name in ("kind", "a", "b")]
+    return StepEvents(*columns, tuple(Segment(*row) for row in data["segments"]))
+
+
+def save_trace(trace: Trace, path: Path) -> None:
+    """Write ``path`` (gzip JSON) atomically; equal traces give equal bytes."""
+    data = {
+        "version": TRACE_VERSION,
+        "workload": trace.workload,
+        "provenance": trace.provenance,
+        "operations": [encode_operation(operation) for operation in trace.operations],
+        "modules": [list(module) for module in trace.modules],
+        "calls": list(trace.calls),
+        "nodes": list(trace.nodes),
+        "parameters": [[p.name, p.tensor.text, p.storage, p.requires_grad] for p in trace.parameters],
+        "persistent": [[s.id, s.bytes, int(s.kind)] for s in trace.persistent],
+        "first": _encode_events(trace.first),
+        "steady": _encode_events(trace.steady),
+        "storage_kinds": [list(trace.storage_kinds), [int(kind) for kind in trace.storage_kinds.values()]],
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
+
+
+def load_trace(path: Path) -> Trace:
+    """Read a trace file.
+
+    Raises
+    ------
+    PerfModelError
+        If the file is unreadable, truncated, or of a newer version.
+    """
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, EOFError, ValueError, gzip.BadGzipFile) as error:
+        raise PerfModelError(f"{path}: must be a whole gzip JSON trace ({error}). Delete it to trace again.") from error
+    check_version(path, data, TRACE_VERSION, "Delete it to trace again.")
+    try:
+        return Trace(
+            workload=data["workload"],
+            provenance=data["provenance"],
+            operations=tuple(decode_operation(row) for row in data["operations"]),
+            modules=tuple((name, kind) for name, kind in data["modules"]),
+            calls=tuple(data["calls"]),
+            nodes=tuple(data["nodes"]),
+            parameters=tuple(Parameter(n, TensorSpec.parse(t), s, r) for n, t, s, r in data["parameters"]),
+            persistent=tuple(Storage(i, size, StorageKind(kind)) for i, size, kind in data["persistent"]),
+            first=_decode_events(data["first"]),
+            steady=_decode_events(data["steady"]),
+            storage_kinds={i: StorageKind(kind) for i, kind in zip(*data["storage_kinds"], strict=True)},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PerfModelError(f"{path}: must hold a whole trace ({error!r} is wrong). Delete it to trace again.") from error
