@@ -8,7 +8,8 @@ it and exits with 1; any other exception is a defect of perfmodel and keeps its 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PerfModelError(Exception):
@@ -28,3 +29,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f"Did you mean {near[0]!r}?"
     return f"Known: {', '.join(known)}."
+
+
+@contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Begin the sentence of a PerfModelError raised inside with ``where``, the file that the user gave."""
+    try:
+        yield
+    except PerfModelError as error:
+        raise PerfModelError(f"{where}: {error}") from error

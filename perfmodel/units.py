@@ -22,8 +22,9 @@ DTYPE_BYTES = {
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     if not math.isfinite(value):
         return str(value)
+    rounded = float(f"{value:.4g}")
     for scale, unit in steps:
-        if abs(value) >= scale:
+        if abs(rounded) >= scale:
             break
     return f"{value / scale:.4g} {unit}"
 

@@ -51,7 +51,7 @@ class Launch(_Section):
     """The device clock's own constants, measured with kernels that do nothing.
 
     latency_s: from the host's launch call returning to the kernel starting on an idle stream.
-    gap_s: between the end of one kernel and the start of the next in a busy stream (contained in kernel times).
+    gap_s: between the end of one kernel and the start of another in a busy stream (contained in kernel times).
     queue_depth: launches a host may run ahead of the device before it is held back.
     synchronize_s: from the last kernel's end to the host going on after it waited for it.
     """
@@ -65,7 +65,8 @@ class Launch(_Section):
 class KernelRecord(_Section):
     """One operator call, measured alone under its kernel key.
 
-    time_s: median time one call adds to a busy stream, warm: kernels and the gaps after them; None where it failed.
+    time_s: median time one call adds to a busy stream of changing kernels, warm: its kernels and the gaps around them;
+    None where it failed.
     kernels: device launches of one call. memory_script: what the call asks the caching allocator for, in order: +n
     allocates n bytes, -k frees the script's k-th allocation (from 1); what is never freed are its outputs.
     origin: ``grid`` (general calibration) or ``scenario`` (asked for by one). error: why there is no time.

@@ -28,7 +28,7 @@ def _transformer(layers: int, width: int, heads: int, ffn_width: int, **more: in
     return {"layers": layers, "width": width, "heads": heads, "ffn_width": ffn_width, **more}
 
 
-# gpt: sizes of seed report 001 (CS336 assignment 2). gpt2: OpenAI's. llama: meta-llama 3.2 1B and 3B, 3.1 8B. bert: Devlin et al.
+# gpt: sizes of seed report 001 (CS336 assignment 2). gpt2: OpenAI's. llama: shapes of Llama 3.2 1B and 3B and 3.1 8B, head untied. bert: Devlin et al.
 FAMILIES: dict[str, Family] = {
     "gpt": Family(
         "token",
@@ -96,7 +96,7 @@ def check_model(model: ModelSection) -> None:
         if getattr(model, name) is not None and name not in family.dimensions:
             raise PerfModelError(f"model.{name} must be left out for {model.family} (got {getattr(model, name)!r}). It takes: {', '.join(family.dimensions)}.")
     for name in _TARGET_ONLY:
-        if name in model.model_fields_set:
+        if getattr(model, name) != type(model).model_fields[name].default:
             raise PerfModelError(f"model.{name} must be left out for family {model.family!r}. It belongs to model.target.")
     whole = resolved(model)
     if family.kind == "token":

@@ -13,6 +13,7 @@ Long tensor lists (over 4) are written as count, dtype, total elements and a dig
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from perfmodel.workload.ops import Argument, Operation, TensorSpec
 
@@ -23,6 +24,7 @@ MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_addmm_activation", "addm
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "cudnn_convolution"})
 
 
+@lru_cache(maxsize=65536)
 def kernel_key(operation: Operation, matmul_tf32: bool = False, convolution_tf32: bool = True) -> str:
     """The key of ``operation`` under the given TF32 switches (torch's defaults: off for GEMMs, on for cuDNN).
 

@@ -1,0 +1,62 @@
+"""Hold the outputs that README.md shows against what the commands print now; with --write, bring them up to date.
+
+A shown output stands between two comments, the first of which names the command:
+
+    <!-- output of: perfmodel predict scenarios/gpt2.7b.yaml -->
+    ...
+    <!-- end of output -->
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BLOCK = re.compile(
+    r"<!-- output of: perfmodel (?P<arguments>[^\n]*?) -->\n(?P<shown>.*?)(?=<!-- end of output -->)", re.DOTALL
+)
+COLUMNS = "100"
+
+
+def printed(arguments: str) -> str:
+    """What the command prints on a terminal of COLUMNS columns without colours, as a fenced block."""
+    command = [sys.executable, "cli.py", *shlex.split(arguments)]
+    environment = os.environ | {"COLUMNS": COLUMNS, "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", check=False)
+    if result.returncode != 0:
+        sys.exit(f"README.md: perfmodel {arguments} must succeed (got exit code {result.returncode}): {result.stderr}")
+    lines = [line.rstrip() for line in result.stdout.rstrip().splitlines()]
+    return "\n".join(["```", *lines, "```", ""])
+
+
+def up_to_date(text: str) -> str:
+    """The text with every shown output replaced by what its command prints now."""
+
+    def current(block: re.Match[str]) -> str:
+        arguments = block["arguments"]
+        return f"<!-- output of: perfmodel {arguments} -->\n{printed(arguments)}"
+
+    return BLOCK.sub(current, text)
+
+
+def main() -> None:
+    text = README.read_text(encoding="utf-8")
+    if not BLOCK.search(text):
+        sys.exit("README.md: must show the output of a command (it shows none). .ci/readme.py says how.")
+    new = up_to_date(text)
+    if "--write" in sys.argv[1:]:
+        README.write_text(new, encoding="utf-8")
+    elif new != text:
+        changes = difflib.unified_diff(text.splitlines(), new.splitlines(), "README.md", "printed now", lineterm="")
+        sys.exit("\n".join([*changes, "README.md: shown outputs must be current (they are not). Run make readme."]))
+
+
+if __name__ == "__main__":
+    main()

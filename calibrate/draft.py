@@ -1,0 +1,115 @@
+"""A profile in the making: valid at every moment, written every few seconds, with raw samples in a file beside it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calibrate.jobs import Job
+from calibrate.timing import Samples
+from perfmodel.errors import PerfModelError
+from perfmodel.files import check_version, write_atomically
+from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
+from perfmodel.workload.ops import decode_operation, encode_operation
+
+# Format history of the samples file
+# 1  first
+SAMPLES_VERSION = 1
+CHECKPOINT_S = 5.0
+UNSTABLE_SPREAD = {"cuda": 0.03, "cpu": 0.15}  # relative: standard deviation over median
+SAMPLES_REMEDY = "Delete it; the keys it describes can then only be repeated with their scenario."
+
+
+@dataclass
+class Draft:
+    """profile: so far. jobs: every job measured for it. samples: raw, by key. stages_s: complete ones, with seconds."""
+
+    path: Path
+    profile: Profile
+    jobs: dict[str, Job] = field(default_factory=dict)
+    samples: dict[str, Samples] = field(default_factory=dict)
+    kernels: dict[str, KernelRecord] = field(default_factory=dict)
+    stages_s: dict[str, float] = field(default_factory=dict)
+    _written_s: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def new(cls, path: Path, profile: Profile) -> Draft:
+        return cls(path, profile)
+
+    @classmethod
+    def load(cls, path: Path) -> Draft:
+        """Go on from a profile file and the samples beside it (which may be missing)."""
+        profile = load_profile(path)
+        draft = cls(path, profile, kernels=dict(profile.kernels), stages_s=dict(profile.provenance.get("stages_s", {})))
+        draft._read_samples()
+        return draft
+
+    @property
+    def samples_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name.removesuffix('.json')}.samples.json.gz")
+
+    def record(self, job: Job, record: KernelRecord, samples: Samples | None) -> None:
+        """Keep the outcome of a job, and write everything down if that was long ago."""
+        self.jobs[job.key] = job
+        self.kernels[job.key] = record
+        if samples is not None:
+            self.samples[job.key] = samples
+        if time.monotonic() - self._written_s > CHECKPOINT_S:
+            self.write()
+
+    def update(self, **sections: Any) -> None:
+        """Replace sections of the profile."""
+        self.profile = self.profile.model_copy(update=sections)
+
+    def complete(self, stage: str, seconds: float) -> None:
+        """Mark a stage as done and write everything down."""
+        self.stages_s[stage] = round(seconds, 3)
+        self.write()
+
+    def unstable(self) -> tuple[str, ...]:
+        limit = UNSTABLE_SPREAD[self.profile.device.kind]
+        return tuple(sorted(key for key, record in self.kernels.items() if record.spread > limit))
+
+    def failed(self) -> dict[str, str]:
+        """Keys without a time, and why."""
+        return {key: record.error for key, record in self.kernels.items() if record.error is not None}
+
+    def write(self) -> Profile:
+        """Write the samples, then the profile."""
+        provenance = self.profile.provenance | {"stages_s": dict(self.stages_s)}
+        self.update(kernels=dict(sorted(self.kernels.items())), provenance=provenance, unstable=self.unstable())
+        write_atomically(self.samples_path, self._encoded_samples())
+        save_profile(self.profile, self.path)
+        self._written_s = time.monotonic()
+        return self.profile
+
+    def _encoded_samples(self) -> bytes:
+        rows = {
+            key: {
+                "operation": encode_operation(job.operation),
+                "tf32": job.tf32,
+                "origin": job.origin,
+                "calls": self.samples[key].calls if key in self.samples else 0,
+                "values_s": list(self.samples[key].values_s) if key in self.samples else [],
+            }
+            for key, job in sorted(self.jobs.items())
+        }
+        text = json.dumps({"version": SAMPLES_VERSION, "kernels": rows}, separators=(",", ":"))
+        return gzip.compress(text.encode(), compresslevel=1, mtime=0)
+
+    def _read_samples(self) -> None:
+        if not self.samples_path.exists():
+            return
+        try:
+            data = json.loads(gzip.decompress(self.samples_path.read_bytes()))
+        except (OSError, EOFError, ValueError) as error:
+            raise PerfModelError(f"{self.samples_path}: must be whole gzip JSON ({error}). {SAMPLES_REMEDY}") from error
+        check_version(self.samples_path, data, SAMPLES_VERSION, SAMPLES_REMEDY)
+        for key, row in data["kernels"].items():
+            self.jobs[key] = Job(key, decode_operation(row["operation"]), row["tf32"], row["origin"])
+            if row["values_s"]:
+                self.samples[key] = Samples(tuple(row["values_s"]), row["calls"])

@@ -1,0 +1,168 @@
+"""The grid of a CPU, by class: sizes one core handles in milliseconds. See :mod:`calibrate.grid`."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+from calibrate import calls
+from calibrate.calls import tensor, unary
+from calibrate.sampling import (
+    Point,
+    activation_ladder,
+    latin_hypercube,
+    parameter_list,
+    plain,
+    powers,
+    rounded,
+    row_shapes,
+)
+from perfmodel.workload.ops import Operation, TensorSpec
+
+F32 = "float32"
+
+
+def classes() -> dict[str, list[Point]]:
+    """The grid by class; the names are only for order."""
+    return {
+        "gemm": plain(_gemms()),
+        "attention": plain(chain(*_attention())),
+        "pointwise": plain(_pointwise()),
+        "row": plain(_rows()),
+        "memory": plain(_memory()),
+        "convolution": plain(chain(*_convolutions())),
+        "normalisation": plain(_pools_and_norms()),
+        "optimizer": plain(_optimizers()),
+    }
+
+
+def _gemms() -> list[Operation]:
+    found: list[Operation] = []
+    draw = random.Random("cpu gemm")
+    for build, layout, count in (
+        (calls.mm, "NN", 12), (calls.mm, "NT", 12), (calls.mm, "TN", 12), (calls.addmm, "NT", 10),
+        (calls.addmm, "NN", 5),
+    ):  # fmt: skip
+        for sizes in latin_hypercube(f"cpu {build.__name__} {layout}", count, (16, 768), (16, 1024), (16, 1024)):
+            m, n, k = (rounded(size, draw) for size in sizes)
+            found.append(build(F32, m, n, k, layout))
+    for layout in ("NN", "NT", "TN"):
+        for batch, long in latin_hypercube(f"cpu bmm {layout}", 4, (4, 64), (16, 128)):
+            head, length = draw.choice((16, 32, 64)), rounded(long, draw)
+            m, n, k = draw.choice(((length, length, head), (length, head, length)))
+            found.append(calls.bmm(F32, round(batch), m, n, k, layout))
+    return found
+
+
+def _attention() -> list[tuple[Operation, Operation]]:
+    shapes = (
+        (2, 4, 32, 16), (4, 4, 64, 32), (2, 8, 128, 64), (4, 12, 128, 64), (1, 8, 256, 64), (8, 2, 16, 16),
+        (1, 12, 128, 64), (4, 2, 256, 32), (2, 2, 48, 24), (2, 12, 64, 64),
+    )  # fmt: skip
+    return [
+        calls.attention("efficient", F32, batch, heads, heads, length, size, i % 2 == 0)
+        for i, (batch, heads, length, size) in enumerate(shapes)
+    ]
+
+
+def _ladder(count: int, low: int = 2**9, high: int = 2**22, width: int = 256) -> list[TensorSpec]:
+    return activation_ladder(F32, count, low, high, width)
+
+
+def _pointwise() -> list[Operation]:
+    found: list[Operation] = []
+    for x in _ladder(7):
+        found += [
+            calls.binary("add.Tensor", x, x),
+            calls.binary("mul.Tensor", x, tensor(F32, x.shape[-1])),
+            unary("mul.Tensor", x, 0.5),
+        ]
+    for x in _ladder(5, 2**10):
+        rows = tensor(F32, *x.shape[:-1], 1)
+        found += [
+            calls.binary("mul.Tensor", x, rows),
+            unary("pow.Tensor_Scalar", x, 2),
+            calls.binary("add_.Tensor", x, x),
+        ]
+        found += [
+            unary("relu_.default", x),
+            calls.binary("threshold_backward.default", x, x, 0),
+            unary("neg.default", x),
+        ]
+        found += [calls.binary("lerp_.Scalar", x, x, 0.1), calls.call("addcmul_.default", x, x, x, out=x, value=0.001)]
+        found += [calls.call("addcdiv_.default", x, x, x, out=x, value=-0.01)]
+    for x in _ladder(5, 2**10, 2**20):
+        found += [unary(f"{name}.default", x) for name in ("gelu", "silu", "erf", "exp", "tanh", "sqrt")]
+        found += [calls.binary(f"{name}_backward.default", x, x) for name in ("gelu", "silu", "tanh")]
+    for sequence in (32, 128):
+        scores = tensor(F32, 4, 4, sequence, sequence)
+        found.append(calls.binary("masked_fill.Scalar", scores, tensor("bool", sequence, sequence), float("-inf")))
+    return found
+
+
+def _rows() -> list[Operation]:
+    found: list[Operation] = []
+    elements = (2**10, 2**20)
+    for rows, width in row_shapes("cpu layer norm", 8, (64, 2048), elements):
+        found += calls.layer_norm(F32, 4, rows // 4, width)
+    for rows, length in row_shapes("cpu softmax", 8, (16, 1024), elements):
+        found += calls.softmax(F32, (4, 4, max(1, rows // 16), length))
+    for rows, length in row_shapes("cpu log softmax", 8, (100, 32000), (2**12, 2**21)):
+        found += calls.softmax(F32, (rows, length), log=True)
+        found += calls.nll_loss(F32, rows, length)
+    for rows, width in row_shapes("cpu mean", 6, (64, 2048), elements):
+        found.append(calls.reduction("mean.dim", tensor(F32, 4, rows // 4, width), (-1,)))
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, rows, width), (0,)))
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, 4, rows // 4, width), (0, 1)))
+    return found
+
+
+def _memory() -> list[Operation]:
+    found: list[Operation] = []
+    for table in ((512, 64, 4, 32), (1000, 128, 4, 64), (10000, 256, 2, 128), (30522, 256, 4, 128)):
+        found += calls.embedding(F32, *table)
+    for x in _ladder(6):
+        found += [calls.cast(x, "bfloat16"), calls.cast(x._replace(dtype="bfloat16"), F32), unary("clone.default", x)]
+        found.append(unary("zero_.default", x))
+        found += calls.dropout(x)
+    for batch, heads, sequence, size in ((2, 4, 32, 16), (4, 8, 128, 32), (4, 12, 128, 64)):
+        step = heads * size
+        first = tensor(F32, batch, heads, sequence, size, stride=(sequence * step, size, step, 1))
+        keys = tensor(F32, batch, heads, size, sequence, stride=(sequence * step, size, 1, step))
+        back = tensor(F32, batch, sequence, heads, size, stride=(sequence * step, size, sequence * size, 1))
+        found += [calls.contiguous(x) for x in (first, keys, back)]
+        found.append(calls.cat([tensor(F32, batch, sequence, step)] * 3, 2))
+    return found
+
+
+def _convolutions() -> list[tuple[Operation, Operation]]:
+    layers = (
+        (2, 3, 32, 16, 3, 1), (2, 16, 32, 32, 3, 2), (4, 32, 16, 64, 3, 1), (2, 64, 16, 64, 1, 1), (1, 3, 64, 32, 7, 2),
+        (2, 64, 8, 128, 3, 1), (1, 32, 32, 32, 3, 1), (4, 16, 16, 64, 1, 1), (2, 128, 8, 128, 3, 1),
+        (1, 64, 28, 128, 3, 2),
+    )  # fmt: skip
+    return [
+        calls.convolution(F32, *layer, last=False, bias=i % 2 == 0, first=layer[1] == 3)
+        for i, layer in enumerate(layers)
+    ]
+
+
+def _pools_and_norms() -> list[Operation]:
+    found: list[Operation] = []
+    for batch, channels, size in ((2, 16, 32), (4, 64, 16), (2, 64, 56)):
+        found += calls.max_pool(F32, batch, channels, size, 2, 2, last=False)
+        found += calls.batch_norm(F32, batch, channels, size, last=False, cudnn=True)
+        found += calls.average_pool(F32, batch, channels, size, 7)
+        found.append(calls.reduction("mean.dim", tensor(F32, batch, channels, size, size), (-1, -2)))
+    return found
+
+
+def _optimizers() -> list[Operation]:
+    found: list[Operation] = []
+    for parts in (
+        parameter_list(F32, 2, 64, 512),
+        parameter_list(F32, 2, 128, 4000),
+        [tensor(F32, width) for width in powers(64, 4096, 30)],
+    ):
+        found += [*calls.foreach_adamw(parts), *calls.foreach_sgd(parts), calls.fused_adamw(parts)]
+    return found

@@ -1,0 +1,334 @@
+"""The grid of a CUDA device, by class. See :mod:`calibrate.grid`."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+from calibrate import calls
+from calibrate.calls import image, tensor, unary
+from calibrate.sampling import (
+    Point,
+    activation_ladder,
+    batched_gemms,
+    gemms,
+    image_parameter_list,
+    latin_hypercube,
+    parameter_list,
+    plain,
+    rounded,
+    row_shapes,
+)  # fmt: skip
+from perfmodel.workload.ops import Operation, TensorSpec
+
+VOCABULARIES = (10000, 30522, 32000, 50257, 128256)
+F32, BF16, F16 = "float32", "bfloat16", "float16"
+KINDS = {"fp32": F32, "tf32": F32, "bf16": BF16, "fp16": F16}
+
+
+def classes() -> dict[str, list[Point]]:
+    """The grid by class; the names are only for order."""
+    return {
+        **{f"gemm {kind}": _gemms(kind, full) for kind, full in (("fp32", 2), ("bf16", 2), ("tf32", 1), ("fp16", 1))},
+        "head": _language_heads(),
+        "attention": plain(chain(*_attention())),
+        "pointwise": plain(_pointwise()),
+        "transcendental": plain(_transcendental()),
+        "row": plain(_rows()),
+        "column": plain(_columns()),
+        "embedding": plain(_embeddings()),
+        "copy": plain(_copies()),
+        "cat": plain(_cats()),
+        "fill": plain(_fills()),
+        "dropout": plain(_dropouts()),
+        "convolution": plain(chain(*_convolutions())),
+        "pool": plain(_pools()),
+        "batch norm": plain(_batch_norms()),
+        "optimizer": plain(_optimizers()),
+    }
+
+
+def _gemms(kind: str, scale: int) -> list[Point]:
+    dtype = KINDS[kind]
+    found: list[Point] = []
+    for layout in ("NN", "NT", "TN"):
+        found += gemms(calls.mm, dtype, kind, layout, 9 * scale)
+        found += batched_gemms(dtype, kind, layout, 3 * scale, (4, 768), (32, 2048))
+    found += gemms(calls.addmm, dtype, kind, "NT", 5 * scale)
+    return found + gemms(calls.addmm, dtype, kind, "NN", 2 * scale)
+
+
+def _language_heads() -> list[Point]:
+    """Products with a vocabulary as one size, and products of very few rows."""
+    draw = random.Random("heads")
+    found: list[Point] = []
+    for kind, dtype in KINDS.items():
+        for vocabulary in VOCABULARIES if kind == "bf16" else (10000, 50257) if kind == "fp32" else (32000,):
+            tokens, width = draw.choice((512, 1024, 2048, 4096)), draw.choice((768, 1024, 1600, 2048))
+            tf32 = kind == "tf32"
+            found.append((calls.mm(dtype, tokens, vocabulary, width, "NT"), tf32))
+            found.append((calls.mm(dtype, tokens, width, vocabulary, "NN"), tf32))
+            found.append((calls.mm(dtype, vocabulary, width, tokens, "TN"), tf32))
+        for rows in (4, 32):
+            width, out = draw.choice((1024, 4096)), draw.choice((1000, 4096, 8192))
+            found.append((calls.addmm(dtype, rows, out, width, "NT"), kind == "tf32"))
+            if kind in ("fp32", "bf16"):
+                found.append((calls.mm(dtype, rows, width, out, "NN"), False))
+                found.append((calls.mm(dtype, out, width, rows, "TN"), False))
+    return found
+
+
+def _attention() -> list[tuple[Operation, Operation]]:
+    found = []
+    for backend, dtype, count in (("cudnn", BF16, 16), ("efficient", F32, 9), ("flash", BF16, 4), ("cudnn", F16, 2)):
+        draw = random.Random(f"attention {backend} {dtype}")
+        longest = 2048 if dtype == F32 else 4096
+        for i, (heads, sequence) in enumerate(latin_hypercube(f"{backend} {dtype}", count, (12, 768), (100, longest))):
+            length = rounded(sequence, draw) if sequence < 600 else 128 * round(sequence / 128)
+            size = (64, 128, 64, 64, 128, 80, 64, 96)[i % 8]
+            work = 4 * heads * length**2 * size
+            count_heads = heads if work < 2e11 else heads * 2e11 / work
+            per_batch = draw.choice((12, 16, 32))
+            batch = max(1, round(count_heads / per_batch))
+            kv_heads = per_batch // 4 if i % 5 == 4 and backend == "cudnn" else per_batch
+            p = 0.1 if i % 4 == 3 and backend != "flash" else 0.0
+            found.append(calls.attention(backend, dtype, batch, per_batch, kv_heads, length, size, i % 2 == 0, p))
+    return found
+
+
+def _pointwise() -> list[Operation]:
+    found: list[Operation] = []
+    for x in [*activation_ladder(F32, 9), *activation_ladder(BF16, 6, width=768)]:
+        found.append(calls.binary("add.Tensor", x, x))
+    for x in [*activation_ladder(F32, 5, width=2560), *activation_ladder(BF16, 4, width=1600)]:
+        found.append(calls.binary("mul.Tensor", x, x))
+        found.append(calls.binary("mul.Tensor", x, tensor(x.dtype, x.shape[-1])))
+    for x in [*activation_ladder(F32, 4, width=768), *activation_ladder(BF16, 3, width=4096)]:
+        found.append(unary("mul.Tensor", x, 0.5))
+        found.append(calls.binary("mul.Tensor", x, tensor(x.dtype, *x.shape[:-1], 1)))
+    for x in activation_ladder(BF16, 5, width=1280):
+        wide = x._replace(dtype=F32)
+        found.append(calls.binary("add.Tensor", wide, x))
+        found.append(calls.binary("mul.Tensor", x, wide, out=wide))
+    for x in [*activation_ladder(F32, 3, 2**14), *activation_ladder(BF16, 3, 2**15)]:
+        found.append(unary("pow.Tensor_Scalar", x, 2))
+        found.append(unary("relu_.default", x))
+        found.append(calls.binary("threshold_backward.default", x, x, 0))
+        found.append(calls.binary("add_.Tensor", x, x))
+    for batch, heads, sequence in ((4, 12, 128), (16, 25, 128), (2, 12, 512), (2, 16, 2048)):
+        for dtype in (F32, BF16):
+            scores = tensor(dtype, batch, heads, sequence, sequence)
+            found.append(calls.binary("masked_fill.Scalar", scores, tensor("bool", sequence, sequence), float("-inf")))
+    for batch, heads, sequence in ((2, 16, 512), (4, 32, 2048)):
+        for dtype in (F32, BF16):
+            rotated = tensor(dtype, batch, heads, sequence, 64, stride=(sequence * heads * 64, 64, heads * 64, 1))
+            found.append(calls.binary("mul.Tensor", rotated, tensor(dtype, 1, 1, sequence, 64)))
+            found.append(calls.binary("add.Tensor", rotated, tensor(dtype, *rotated.shape)))
+    for x in activation_ladder(F32, 3, 2**15, 2**26):
+        spread = x._replace(stride=(x.shape[1], 1, 0))
+        found.append(call_scalar("div.Scalar", spread, x, x.shape[-1]))
+        found += [
+            unary("mul_.Tensor", x, 0.999),
+            calls.binary("lerp_.Scalar", x, x, 0.1),
+            calls.call("addcmul_.default", x, x, x, out=x, value=0.001),
+            calls.call("addcdiv_.default", x, x, x, out=x, value=-0.01),
+        ]
+    return found
+
+
+def call_scalar(name: str, x: TensorSpec, out: TensorSpec, scalar: float) -> Operation:
+    """A tensor and a number in, a tensor of another layout out."""
+    return calls.call(name, x, scalar, out=out)
+
+
+def _transcendental() -> list[Operation]:
+    found: list[Operation] = []
+    for x in [*activation_ladder(F32, 4, width=3072), *activation_ladder(BF16, 4, width=3072)]:
+        found += [unary("gelu.default", x), calls.binary("gelu_backward.default", x, x)]
+    for x in [*activation_ladder(F32, 3, 2**15, width=2816), *activation_ladder(BF16, 3, 2**15, width=2816)]:
+        found += [unary("silu.default", x), calls.binary("silu_backward.default", x, x)]
+        found += [unary("erf.default", x), unary("exp.default", x)]
+    for x in [*activation_ladder(F32, 2, 2**18, width=4096), *activation_ladder(BF16, 2, 2**18, width=4096)]:
+        found += [unary("tanh.default", x), calls.binary("tanh_backward.default", x, x)]
+        found += [unary("pow.Tensor_Scalar", x, 3), unary("sqrt.default", x)]
+    found += [unary("rsqrt.default", tensor(F32, 4, rows, 1)) for rows in (64, 2048, 65536)]
+    return found
+
+
+def _rows() -> list[Operation]:
+    found: list[Operation] = []
+    elements = (2**15, 2**26)
+    for dtype, count in ((F32, 8), (BF16, 6)):
+        for rows, width in row_shapes(f"layer norm {dtype}", count, (256, 8192), elements):
+            found += calls.layer_norm(dtype, 4, rows // 4, width)
+        for rows, width in row_shapes(f"rms norm {dtype}", 4, (256, 8192), elements):
+            found += calls.rms_norm(dtype, 4, rows // 4, width)
+        for rows, length in row_shapes(f"softmax {dtype}", count - 1, (48, 4096), elements):
+            found += calls.softmax(dtype, (4, 4, max(1, rows // 16), length))
+        for rows, length in row_shapes(f"log softmax {dtype}", count - 2, (1000, 128256), (2**17, 2**28)):
+            found += calls.softmax(dtype, (rows, length), log=True)
+    for rows, length in row_shapes("nll", 4, (1000, 128256), (2**17, 2**28)):
+        found += calls.nll_loss(F32, rows, length)
+    for rows, width in row_shapes("mean", 6, (256, 8192), elements):
+        found.append(calls.reduction("mean.dim", tensor(F32, 4, rows // 4, width), (-1,)))
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, 4, rows // 4, width), (2,)))
+    return found
+
+
+def _columns() -> list[Operation]:
+    found: list[Operation] = []
+    for dtype, count in ((F32, 12), (BF16, 10)):
+        for i, (rows, width) in enumerate(row_shapes(f"column {dtype}", count, (256, 32768), (2**16, 2**27))):
+            deep = i % 3 == 0
+            x = tensor(dtype, 4, rows // 4, width) if deep else tensor(dtype, rows, width)
+            found.append(calls.reduction("sum.dim_IntList", x, (0, 1) if deep else (0,)))
+    for batch, sequence, width in ((4, 128, 768), (16, 128, 2560), (8, 1024, 1024)):
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, batch, sequence, width), (0,)))
+    return found
+
+
+def _embeddings() -> list[Operation]:
+    sizes = [
+        (10000, 768, 16, 128), (10000, 2560, 16, 128), (30522, 768, 8, 512), (50257, 768, 8, 1024),
+        (50257, 1600, 2, 1024), (32000, 1024, 2, 512), (128256, 2048, 4, 2048), (1024, 1024, 1, 1024),
+        (512, 768, 1, 128), (2, 768, 8, 512),
+    ]  # fmt: skip
+    found: list[Operation] = []
+    for i, size in enumerate(sizes):
+        found += calls.embedding(F32, *size)
+        if i % 2 == 0:
+            found += calls.embedding(BF16, *size)
+    return found
+
+
+def _copies() -> list[Operation]:
+    found: list[Operation] = []
+    for x in activation_ladder(F32, 7, 2**9, 2**27, 512):
+        found += [calls.cast(x, BF16), calls.cast(x._replace(dtype=BF16), F32)]
+    for x in activation_ladder(F32, 3, 2**14, 2**26, 768):
+        found += [calls.cast(x, F16), calls.cast(x._replace(dtype=F16), F32), unary("clone.default", x)]
+    for batch, heads, sequence, size in ((4, 12, 128, 64), (16, 32, 128, 80), (2, 16, 2048, 64), (8, 12, 1024, 128)):
+        for dtype in (F32, BF16):
+            step = heads * size
+            heads_first = tensor(dtype, batch, heads, sequence, size, stride=(sequence * step, size, step, 1))
+            keys = tensor(dtype, batch, heads, size, sequence, stride=(sequence * step, size, 1, step))
+            back = tensor(dtype, batch, sequence, heads, size, stride=(sequence * step, size, sequence * size, 1))
+            swapped = tensor(dtype, batch, sequence, step, stride=(sequence * step, 1, sequence))
+            found += [calls.contiguous(x) for x in (heads_first, keys, back, swapped)]
+    for x in activation_ladder(BF16, 3, 2**12, 2**24):
+        found.append(calls.binary("copy_.default", x, x))
+    return found
+
+
+def _cats() -> list[Operation]:
+    found: list[Operation] = []
+    for dtype in (F32, BF16):
+        for batch, sequence, width in ((2, 256, 768), (8, 1024, 768), (4, 1024, 1600)):
+            found.append(calls.cat([tensor(dtype, batch, sequence, width)] * 3, 2))
+        for batch, heads, sequence in ((2, 16, 512), (4, 32, 2048)):
+            first = tensor(dtype, batch, heads, sequence, 32)
+            second = tensor(dtype, batch, heads, sequence, 32, stride=(sequence * heads * 64, 64, heads * 64, 1))
+            found.append(calls.cat([first, second], -1))
+    return found
+
+
+def _fills() -> list[Operation]:
+    found = [unary("zero_.default", x) for x in activation_ladder(F32, 6, 2**6, 2**27, 64)]
+    found += [unary("zeros_like.default", x, pin_memory=False) for x in activation_ladder(BF16, 3, 2**12, 2**26)]
+    return [*found, unary("fill_.Scalar", tensor(F32, 1024, 1024), 1.0)]
+
+
+def _dropouts() -> list[Operation]:
+    return list(
+        chain(
+            *(
+                calls.dropout(x)
+                for x in [*activation_ladder(F32, 6, 2**13, width=768), *activation_ladder(BF16, 6, 2**13, width=768)]
+            )
+        )
+    )
+
+
+def _convolutions() -> list[tuple[Operation, Operation]]:
+    """Layers of residual and plain networks: stems, 1x1 and 3x3 of every stage, strided ones."""
+    found = []
+    layers = [(3, 224, 64, 7, 2), (3, 224, 64, 3, 1), (64, 224, 64, 3, 1), (64, 112, 128, 3, 1), (128, 56, 256, 3, 1)]
+    for stage, size in enumerate((56, 28, 14, 7)):
+        width = 64 * 2**stage
+        layers += [(width, size, width, 3, 1), (width, size, 4 * width, 1, 1), (4 * width, size, width, 1, 1)]
+        layers += [
+            (2 * width, size, 4 * width, 1, 2),
+            (2 * width, size, 2 * width, 3, 2),
+            (2 * width, size, 2 * width, 3, 1),
+        ]
+    draw = random.Random("convolution")
+    for dtype, last, bias, share in (
+        (F32, False, True, 5),
+        (BF16, True, False, 5),
+        (BF16, False, False, 1),
+        (F32, True, False, 1),
+        (F16, True, False, 1),
+    ):
+        for i, (channels, size, out, kernel, stride) in enumerate(layers):
+            if i % 8 >= share:
+                continue
+            heavy = channels * out * kernel**2 * (size / stride) ** 2 > 4e8
+            batch = draw.choice((4, 8, 16) if heavy else (4, 8, 32, 64))
+            found.append(
+                calls.convolution(dtype, batch, channels, size, out, kernel, stride, last, bias, channels == 3)
+            )
+    return found
+
+
+def _pools() -> list[Operation]:
+    found: list[Operation] = []
+    for dtype, last in ((F32, False), (BF16, True), (F32, True)):
+        for batch, channels, size, kernel in ((4, 64, 112, 3), (32, 64, 112, 3), (4, 64, 224, 2), (8, 512, 14, 2)):
+            found += calls.max_pool(dtype, batch, channels, size, kernel, 2, last)
+        for batch, size in ((4, 7), (64, 7)):
+            found.append(calls.reduction("mean.dim", image(dtype, (batch, 2048, size, size), last), (-1, -2)))
+    for batch, size in ((4, 7), (16, 14)):
+        found += calls.average_pool(F32, batch, 512, size, 7)
+    return found
+
+
+def _batch_norms() -> list[Operation]:
+    found: list[Operation] = []
+    sizes = (
+        (4, 64, 112),
+        (32, 64, 56),
+        (8, 256, 56),
+        (4, 512, 28),
+        (32, 256, 14),
+        (8, 1024, 14),
+        (64, 512, 7),
+        (4, 2048, 7),
+    )
+    for i, size in enumerate(sizes):
+        found += calls.batch_norm(BF16, *size, last=True, cudnn=False)
+        found += calls.batch_norm(F32, *size, last=False, cudnn=True)
+        if i % 3 == 0:
+            found += calls.batch_norm(BF16, *size, last=False, cudnn=False)
+            found += calls.batch_norm(F32, *size, last=True, cudnn=True)
+    return found
+
+
+def _optimizers() -> list[Operation]:
+    lists = [
+        parameter_list(F32, 2, 768, 10000), parameter_list(F32, 12, 768, 50257), parameter_list(F32, 6, 2048, 10000),
+        image_parameter_list(F32, 4), [tensor(F32, 8192, 8192)], [tensor(F32, 1024)] * 64,
+    ]  # fmt: skip
+    half = [parameter_list(BF16, 2, 1024, 32000), parameter_list(BF16, 8, 2048, 32000)]
+    found: list[Operation] = []
+    for i, parts in enumerate([*lists, half[0]]):
+        found += calls.foreach_adamw(parts)
+        if i % 2 == 1:
+            found += calls.foreach_sgd(parts)
+    found += [calls.fused_adamw(parts) for parts in [*lists, *half]]
+    found += [calls.fused_sgd(lists[3]), calls.fused_sgd(lists[0])]
+    return [*found, unary_list("_foreach_add_.Scalar", 64), unary_list("_foreach_add_.Scalar", 300)]
+
+
+def unary_list(name: str, count: int) -> Operation:
+    """A list operator on step counters, one element each."""
+    return calls.call(name, tuple(tensor(F32) for _ in range(count)), 1)

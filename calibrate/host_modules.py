@@ -1,0 +1,281 @@
+"""Host cost of a workload's own modules, each alone: exact host keys.
+
+A unit (a transformer block, say) is called on inputs like those it gets in the model, several copies in a row, forward
+and backward. A container (the model around the blocks) is called with its submodules replaced by stubs that hand out
+what they returned before, so that only its own Python and operators are timed; the training step around the model likewise.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from calibrate.host_stubs import (
+    Captured,
+    StubModel,
+    Stubs,
+    borrowed_leaves,
+    capture,
+    chained,
+    fresh,
+    is_chainable,
+    separate,
+)
+from calibrate.host_timing import (
+    MOST_LAUNCHES,
+    WARM_UP,
+    Disturbance,
+    OperatorTimes,
+    Seen,
+    autocast,
+    differentiable,
+    observe,
+    record,
+    synchronize,
+    time_backward,
+    timed,
+)
+from perfmodel.cost.host import AMP, NO_GRAD, key_flags, piece_key
+from perfmodel.cost.host_structure import Piece, structure_of
+from perfmodel.hardware.profile import HostRecord
+from perfmodel.workload.models.build import build_module, make_inputs
+from perfmodel.workload.models.step import TrainingStep
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import Trace
+
+ROUNDS = 15
+COPY_BYTES = 2 << 30  # of parameters, all copies of a unit together
+MODEL_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}  # of parameters; larger models are built with fewer layers
+FEW_LAYERS = 2
+TARGET_KEYS = ("target", "arguments", "inputs", "loss", "blocks")
+FEW_SAMPLES = 2  # of a batch: the host's time does not depend on it
+
+
+def measure_pieces(
+    trace: Trace, device: str, known: dict[str, HostRecord], times: OperatorTimes, allow_import: bool
+) -> dict[str, HostRecord]:
+    """Forward and backward records of every distinct unit and container of the trace that has none."""
+    wanted = _wanted(trace, known)
+    if not wanted:
+        return {}
+    found: dict[str, HostRecord] = {}
+    bench = _Bench(trace, device, times, allow_import)
+    for piece, accumulates in wanted:
+        for direction, value in bench.measure(piece, accumulates).items():
+            key = piece_key(direction, piece, trace.workload, bench.flags, accumulates)
+            if key not in known:
+                found.setdefault(key, value)
+    return found
+
+
+def _wanted(trace: Trace, known: dict[str, HostRecord]) -> list[tuple[Piece, bool]]:
+    """One of each kind. The flag: its gradients are added to those of an earlier micro-batch."""
+    structure = structure_of(trace)
+    flags = key_flags(trace.workload, trace.workload["precision"])
+    directions = ("forward",) if NO_GRAD in flags else ("forward", "backward")
+    found: dict[str, tuple[Piece, bool]] = {}
+    for piece in structure.pieces:
+        accumulates = structure.segments[piece.segment].micro_batch > 0
+        keys = [piece_key(direction, piece, trace.workload, flags, accumulates) for direction in directions]
+        if any(key not in known for key in keys):
+            found.setdefault(keys[-1], (piece, accumulates))
+    return list(found.values())
+
+
+def _small_scenario(trace: Trace, device: str) -> Scenario:
+    """The trace's scenario with few samples, and with few layers where it is large."""
+    section = trace.workload["model"]
+    if section.get("family") is not None:
+        section = {name: value for name, value in section.items() if name not in TARGET_KEYS}
+    scenario = Scenario.model_validate({**trace.workload, "model": section, "hardware": {"profile": "any"}})
+    batch = scenario.batch.model_copy(update={"size": min(scenario.batch.size, FEW_SAMPLES)})
+    model = scenario.model
+    size = sum(parameter.tensor.bytes for parameter in trace.parameters)
+    if size > MODEL_BYTES[device] and model.layers is not None:
+        model = model.model_copy(update={"layers": min(model.layers, FEW_LAYERS)})
+    return scenario.model_copy(update={"batch": batch, "model": model})
+
+
+@dataclass
+class _Samples:
+    """Seconds of one forward; of one backward with what surrounds it; of what surrounds it alone."""
+
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    around_s: list[float] = field(default_factory=list)
+
+    def records(self, work: Seen, times: OperatorTimes, with_grad: bool) -> dict[str, HostRecord]:
+        """By direction, less the operators' own seconds where these are counted elsewhere."""
+        outside = [work.loose, *(each for _, each in work.calls)]
+        found = {"forward": record(self.forward_s, sum(times.total(each.calls) for each in outside))}
+        if with_grad and self.backward_s:
+            operators_s = sum(times.total(each.calls) for _, each in work.nodes)
+            around = record(self.around_s)
+            found["backward"] = record(self.backward_s, around.time_s + operators_s)
+        elif with_grad:
+            found["backward"] = HostRecord(time_s=0.0)
+        return found
+
+
+class _Bench:
+    """The trace's model on the device, and what its modules were called with."""
+
+    def __init__(self, trace: Trace, device: str, times: OperatorTimes, allow_import: bool) -> None:
+        self.trace, self.device, self.times, self.allow_import = trace, device, times, allow_import
+        self.scenario = _small_scenario(trace, device)
+        self.flags = key_flags(trace.workload, self.scenario.precision)
+        self.with_grad = NO_GRAD not in self.flags
+        with torch.device(device):
+            self.model = build_module(self.scenario, allow_import)
+        self.inputs = make_inputs(self.scenario, device)
+        pieces = [piece for piece in structure_of(trace).pieces if piece.module >= 0]
+        names = {trace.modules[piece.module][0] for piece in pieces}
+        step = TrainingStep(self.model, self.inputs, None, self.scenario, allow_import)
+        with self._mode():
+            self.captured = capture(self.model, names, lambda: self._call(step))
+        self.disturbance = Disturbance(device)
+        self._around = self._largest_unit([trace.modules[piece.module][0] for piece in pieces if piece.kind == "unit"])
+        self.occurrences = Counter(piece.text for piece in pieces)
+
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        with torch.set_grad_enabled(self.with_grad), autocast(self.device, AMP in self.flags):
+            yield
+
+    def _call(self, step: TrainingStep) -> Any:
+        return step.module(**self.inputs) if step.loss is None else step.loss(step.module, self.inputs)
+
+    def _largest_unit(self, names: list[str]) -> Callable[[], list[torch.Tensor]]:
+        """A forward of (a copy of) the unit with the most modules: what mostly surrounds the other code of the model."""
+        known = [name for name in names if name in self.captured]
+        if not known:
+            return lambda: []
+        name = max(known, key=lambda name: len(list(self.model.get_submodule(name).modules())))
+        part, captured = copy.deepcopy(self.model.get_submodule(name)), self.captured[name]
+
+        def forward() -> list[torch.Tensor]:
+            part.zero_grad()
+            with self._mode():
+                arguments, keywords = fresh(captured.given)
+                return differentiable(part(*arguments, **keywords))[:1]
+
+        return forward
+
+    def _prepare(self, direction: str) -> None:
+        """Bring the processor to where it is when a step gets here: past a step's other code, within a model's."""
+        self.disturbance.run(1)
+        roots = self._around()
+        if direction == "backward" and roots:
+            time_backward(roots, self.device)
+
+    def measure(self, piece: Piece, accumulates: bool) -> dict[str, HostRecord]:
+        """Records by direction; none for a module that a smaller model lacks or that returned nothing."""
+        if piece.module < 0:
+            return self._measure_step()
+        name = self.trace.modules[piece.module][0]
+        if name not in self.captured:
+            return {}
+        part, captured = self.model.get_submodule(name), self.captured[name]
+        if piece.kind == "unit":
+            return self._measure_unit(part, captured, accumulates, self.occurrences[piece.text])
+        inner = {other: seen.result for other, seen in self.captured.items() if _is_inside(other, name)}
+        with Stubs(self.model, inner) as stubs:
+            return self._measure_own(part, captured, stubs)
+
+    def _observe(self, part: nn.Module, captured: Captured) -> Seen:
+        arguments, keywords = fresh(captured.given)
+        with self._mode():
+            return observe(lambda: part(*arguments, **keywords), self.with_grad, self.times.is_needed, one_root=False)
+
+    def _measure_unit(self, part: nn.Module, captured: Captured, accumulates: bool, copies: int) -> dict[str, HostRecord]:
+        work = self._observe(part, captured)
+        size = sum(parameter.nbytes for parameter in part.parameters())
+        launches = max(1, len(work.loose.operators) + sum(len(each.operators) for _, each in work.calls))
+        count = max(1, min(copies, MOST_LAUNCHES // launches, COPY_BYTES // max(size, 1)))
+        parts = [copy.deepcopy(part) for _ in range(count)]
+        samples = _Samples()
+        for index in range(WARM_UP + ROUNDS):
+            self._run_unit(parts, captured, accumulates, samples if index >= WARM_UP else _Samples())
+        return samples.records(work, self.times, self.with_grad)
+
+    def _run_unit(self, parts: list[nn.Module], captured: Captured, accumulates: bool, samples: _Samples) -> None:
+        """A chain of the copies where each takes what the one before returned, as blocks do; else one after another."""
+        given = [fresh(captured.given) for _ in parts]
+        for part in parts:
+            for parameter in part.parameters():
+                parameter.grad = torch.zeros_like(parameter) if accumulates and parameter.requires_grad else None
+        forward = chained(parts, given) if is_chainable(captured) else separate(parts, given)
+        self._time(forward, len(parts), samples, lambda: 0.0)
+
+    def _time(self, forward: Callable[[], list[Any]], count: int, samples: _Samples, inside: Callable[[], float]) -> None:
+        """One forward and backward of ``count`` copies. inside: seconds of what is not theirs in the forward."""
+        self._prepare("forward")
+        with self._mode():
+            synchronize(self.device)
+            seconds, results = timed(forward)
+            samples.forward_s.append((seconds - inside()) / count)
+        roots = [tensor for result in results for tensor in differentiable(result)[:1]]
+        del results
+        if not roots:
+            return
+        borrowed = borrowed_leaves(roots)
+        if count == 1:
+            self._prepare("backward")
+        samples.backward_s.append(time_backward(roots, self.device) / count)
+        self._prepare("backward")
+        around = fresh(borrowed) or fresh([torch.zeros((), device=self.device, requires_grad=True)])
+        samples.around_s.append(time_backward(around, self.device) / count)
+
+    def _measure_own(self, part: nn.Module, captured: Captured, stubs: Stubs) -> dict[str, HostRecord]:
+        samples = _Samples()
+        for index in range(WARM_UP + ROUNDS):
+            stubs.renew()
+            arguments, keywords = fresh(captured.given)
+            kept = samples if index >= WARM_UP else _Samples()
+            self._time(lambda: [part(*arguments, **keywords)], 1, kept, lambda: timed(stubs.repeat_calls)[0])  # noqa: B023
+        stubs.renew()
+        return samples.records(self._observe(part, captured), self.times, self.with_grad)
+
+    def _measure_step(self) -> dict[str, HostRecord]:
+        """Autocast, loss, and calling the engine, around a model that hands out what the real one returned."""
+        model = StubModel(self.captured[""].result, self.device)
+        optimizer = torch.optim.SGD(model.parameters()) if self.with_grad else None
+        step = TrainingStep(model, self.inputs, optimizer, self.scenario, self.allow_import)
+        samples = _Samples()
+        for index in range(WARM_UP + ROUNDS):
+            self._prepare("forward")
+            synchronize(self.device)
+            forward_s, backward_s = _run_step(step)
+            if index >= WARM_UP:
+                samples.forward_s.append(forward_s - timed(model)[0])
+                samples.backward_s.append(backward_s)
+                samples.around_s.append(0.0)
+        with self._mode():
+            work = observe(lambda: self._call(step), self.with_grad, self.times.is_needed)
+        return samples.records(work, self.times, self.with_grad)
+
+
+def _run_step(step: TrainingStep) -> tuple[float, float]:
+    """Host seconds of the first forward, and of what follows it."""
+    phases: list[str] = []
+    marks_s: list[float] = []
+
+    def mark(phase: str, micro_batch: int) -> None:
+        phases.append(phase)
+        marks_s.append(time.perf_counter())
+
+    step.run(mark)
+    first = phases.index("forward")
+    return marks_s[first + 1] - marks_s[first], marks_s[first + 2] - marks_s[first + 1] if len(marks_s) > first + 2 else 0.0
+
+
+def _is_inside(name: str, container: str) -> bool:
+    return name != container and (not container or name.startswith(f"{container}."))

@@ -1,0 +1,181 @@
+"""What modules were called with and returned, and stubs that return it again without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+
+@dataclass
+class Captured:
+    """A module's (arguments, keywords) and result, cut from their graphs."""
+
+    given: tuple[Any, Any]
+    result: Any = None
+
+
+def cut(value: Any) -> Any:
+    """The same, its tensors without history; they still say whether they want gradients."""
+
+    def cut_one(item: Any) -> Any:
+        return item.detach().requires_grad_(item.requires_grad) if isinstance(item, torch.Tensor) else item
+
+    return tree_map(cut_one, value)
+
+
+def fresh(value: Any) -> Any:
+    """The same with new tensors where a gradient is wanted: no leaves, so that they may be changed in place."""
+
+    def copy_one(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.requires_grad:
+            with torch.enable_grad():
+                return item.detach().requires_grad_().clone()
+        return item
+
+    return tree_map(copy_one, value)
+
+
+def capture(model: nn.Module, names: set[str], run: Callable[[], Any]) -> dict[str, Captured]:
+    """Call ``run`` and return what the submodules of these names (those that exist) were given and returned."""
+    found: dict[str, Captured] = {}
+    handles = []
+    for name, part in model.named_modules():
+        if name in names:
+            handles.append(part.register_forward_pre_hook(_note_given(found, name), with_kwargs=True))
+            handles.append(part.register_forward_hook(_note_result(found, name)))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _note_given(found: dict[str, Captured], name: str) -> Callable[..., None]:
+    def hook(part: nn.Module, arguments: Any, keywords: Any) -> None:
+        found[name] = Captured(cut((arguments, keywords)))
+
+    return hook
+
+
+def _note_result(found: dict[str, Captured], name: str) -> Callable[..., None]:
+    def hook(part: nn.Module, arguments: Any, result: Any) -> None:
+        found[name].result = cut(result)
+
+    return hook
+
+
+class Stubs:
+    """Inside the context, the submodules of these names return these results and run nothing."""
+
+    def __init__(self, model: nn.Module, results: dict[str, Any]) -> None:
+        self._results = results
+        self._fresh: dict[str, Any] = {}
+        self._called: list[nn.Module] = []
+        self._parts = [(name, model.get_submodule(name)) for name in results]
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Stubs:
+        self._before = [part.__dict__.get("forward") for _, part in self._parts]
+        for name, part in self._parts:
+            part.forward = self._forward_of(name, part)
+        self.renew()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for (_, part), forward in zip(self._parts, self._before, strict=True):
+            if forward is None:
+                del part.forward
+            else:
+                part.forward = forward
+
+    def _forward_of(self, name: str, part: nn.Module) -> Callable[..., Any]:
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            self._called.append(part)
+            return self._fresh[name]
+
+        return forward
+
+    def renew(self) -> None:
+        """Make the results of the next run, and forget which stubs were called."""
+        self._fresh = {name: fresh(result) for name, result in self._results.items()}
+        self._called = []
+
+    def repeat_calls(self) -> None:
+        """Call the stubs that were called since :meth:`renew` again: their part of the time."""
+        for part in list(self._called):
+            part()
+
+
+class StubModel(nn.Module):
+    """Hands out one result whenever it is called; what wants a gradient there is a parameter of it."""
+
+    def __init__(self, result: Any, device: str) -> None:
+        super().__init__()
+        self._leaves = nn.ParameterList([nn.Parameter(torch.zeros((), device=device))])
+        self._result = tree_map(self._own, result)
+
+    def _own(self, item: Any) -> Any:
+        if not (isinstance(item, torch.Tensor) and item.requires_grad):
+            return item
+        self._leaves.append(nn.Parameter(item.detach().clone()))
+        return self._leaves[-1]
+
+    def forward(self, **inputs: Any) -> Any:
+        return self._result
+
+
+def separate(parts: list[nn.Module], given: list[Any]) -> Callable[[], list[Any]]:
+    """Call each part with its own arguments."""
+    return lambda: [part(*arguments, **keywords) for part, (arguments, keywords) in zip(parts, given, strict=True)]
+
+
+def is_chainable(captured: Captured) -> bool:
+    """Whether the module's first argument and its first result could stand for each other."""
+    given, result = captured.given[0][:1], first_tensor(captured.result)
+    if not given or not isinstance(given[0], torch.Tensor) or result is None:
+        return False
+    return given[0].shape == result.shape and given[0].dtype == result.dtype
+
+
+def first_tensor(result: Any) -> torch.Tensor | None:
+    """The result itself, or the first of a tuple."""
+    if isinstance(result, (tuple, list)) and result:
+        result = result[0]
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def chained(parts: list[nn.Module], given: list[Any]) -> Callable[[], list[Any]]:
+    """Call each part with what the one before returned for its first argument."""
+    arguments, keywords = given[0]
+
+    def run() -> list[Any]:
+        x = arguments[0]
+        for part in parts:
+            x = part(x, *arguments[1:], **keywords)
+            x = x if isinstance(x, torch.Tensor) else x[0]
+        return [x]
+
+    return run
+
+
+def borrowed_leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Leaves below these that are no parameters: results of stubs and arguments, which a step would differentiate on."""
+    found: list[torch.Tensor] = []
+    pending = [root.grad_fn for root in roots]
+    known = set(pending)
+    while pending:
+        node: Any = pending.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None and not isinstance(variable, nn.Parameter):
+            found.append(variable)
+        following = [edge for edge, _ in node.next_functions if edge is not None and edge not in known]
+        known.update(following)
+        pending += following
+    return found

@@ -1,0 +1,363 @@
+"""`perfmodel calibrate`: the stages of measuring a machine, in an order that keeps them from disturbing each other."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibrate import machine, sentinels
+from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream, WorkingStream
+from calibrate.draft import Draft
+from calibrate.jobs import Job, chosen, job, missing, trace_jobs
+from calibrate.measuring import OUT_OF_MEMORY, Bench, failure, observe_jobs, time_jobs, unobserved
+from calibrate.progress import Progress
+from calibrate.timing import CpuStopwatch, Stopwatch
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Profile
+from perfmodel.units import format_seconds
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import Trace
+from perfmodel.workload.trace_store import get_trace
+
+BUDGET_S = {"cuda": 170.0, "cpu": 110.0}  # of the general calibration
+KEPT_S = {"cuda": 35.0, "cpu": 25.0}  # of that, for all but the grid
+SOAK_S = 6.0
+SHORT_SOAK_S = 1.0
+SAME_MACHINE = ("device", "gpu", "cpu", "torch", "driver", "cuda", "cudnn")
+
+Wanted = list[tuple[Scenario, Trace, list[Job]]]  # with all jobs of the trace
+LISTED = 20
+
+
+def calibrate(
+    output: Path,
+    device: str,
+    scenarios: Sequence[Scenario] = (),
+    resume: bool = False,
+    name: str | None = None,
+    only: Sequence[str] | None = None,
+    progress: bool = True,
+    budget_s: float | None = None,
+    allow_import: bool = False,
+    hot: bool = False,
+) -> Profile:
+    """Measure this machine into a profile file.
+
+    A new file gets the general calibration (constants, grid, host costs, power) and the exact keys of the scenarios. An
+    existing one gets the scenarios' missing keys added, or, with ``resume``, everything it lacks. The file is valid at
+    every moment; killing this loses a few seconds of work.
+
+    Parameters
+    ----------
+    output : Path
+        The profile, ``.json``. Raw samples go beside it.
+    device : str
+        ``cuda`` (the current GPU) or ``cpu`` (one thread).
+    scenarios : sequence of Scenario
+        Whose exact kernel keys to measure.
+    resume : bool
+        Go on with an unfinished file.
+    name : str, optional
+        The profile's name; by default the file's.
+    only : sequence of str, optional
+        Measure just these kernel keys again, which the file (or a scenario, or the grid) knows.
+    progress : bool
+        Show a bar and the closing report on standard error.
+    budget_s : float, optional
+        Seconds for the general calibration; 0 leaves grid and power out.
+    allow_import : bool
+        Whether a scenario's own model may be imported.
+    hot : bool
+        Keep a GPU at hard work between measurements, not spinning: what kernels take near the power limit.
+
+    Returns
+    -------
+    Profile
+        What now is in ``output``.
+
+    Raises
+    ------
+    PerfModelError
+        If the device is not here, ``output`` exists and nothing was asked of it, it was measured on another machine or
+        with other libraries, or a key in ``only`` is unknown.
+    """
+    machine.check_device(device)
+    draft = _open(output, device, name, resume or bool(scenarios) or bool(only), only)
+    wanted = [_wanted(scenario, allow_import) for scenario in scenarios]
+    budget_s = BUDGET_S[device] if budget_s is None else budget_s
+    session = _Session(draft, device, Progress(progress), budget_s, allow_import, hot)
+    threads = torch.get_num_threads()
+    try:
+        if device == "cpu":
+            torch.set_num_threads(1)
+        with session.progress():
+            return session.run(wanted, only, general=resume or not draft.stages_s)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _open(output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None) -> Draft:
+    facts = machine.machine_facts(device)
+    if output.suffix != ".json":
+        raise PerfModelError(f"--output must end in .json (got {str(output)!r}). Add it.")
+    if output.exists():
+        if not existing:
+            raise PerfModelError(
+                f"{output}: exists already. Go on with --resume, add keys with --scenario, or choose another --output."
+            )
+        draft = Draft.load(output)
+        _check_same_machine(output, draft.profile, facts)
+        return draft
+    if only:
+        raise PerfModelError(f"{output}: must exist for --only (no such file). Calibrate without --only first.")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    return Draft.new(
+        output,
+        Profile(
+            name=name or output.stem,
+            provenance=facts | {"measured_at": began},
+            device=machine.device_section(device),
+            gpus=facts.get("gpus", 1),
+        ),
+    )
+
+
+def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, list[Job]]:
+    trace = get_trace(scenario, allow_import)
+    return scenario, trace, trace_jobs(trace, scenario.matmul_tf32)
+
+
+def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:
+    for fact in SAME_MACHINE:
+        before, now = profile.provenance.get(fact), facts.get(fact)
+        if before != now:
+            raise PerfModelError(
+                f"{output}: must have been measured with this {fact} (it says {before!r}, here is {now!r})."
+                " Choose another --output."
+            )
+
+
+class _Session:
+    """One run over one draft."""
+
+    def __init__(
+        self, draft: Draft, device: str, progress: Progress, budget_s: float, allow_import: bool, hot: bool
+    ) -> None:
+        self.draft = draft
+        self.device = device
+        self.progress = progress
+        self._began_s = time.monotonic()
+        self._budget_s = budget_s
+        self._allow_import = allow_import
+        self._hot = hot
+        self._left_out = 0
+        self._is_warm = False
+        self._lines: list[str] = []
+
+    def run(self, wanted: Wanted, only: Sequence[str] | None, general: bool) -> Profile:
+        general = general and not only
+        if general:
+            self._constants_of_memory()
+        stopwatch = self._stopwatch()
+        bench = Bench(self.device, stopwatch)
+        if general:
+            self._general_before(bench, stopwatch)
+        if only:
+            self._again(bench, only, wanted)
+        else:
+            self._scenarios(bench, wanted)
+        if general:
+            self._general_after(bench)
+        if self.device == "cuda":
+            self._observe(bench)
+        self._fit()
+        profile = self.draft.write()
+        self._report()
+        return profile
+
+    # general calibration
+
+    def _general_before(self, bench: Bench, stopwatch: Stopwatch) -> None:
+        self._once("launch", lambda: self._launch(stopwatch))
+        if not self._is_done("grid") and self._budget_s > 0:
+            self._soak(bench, SOAK_S)
+            self._sentinels(bench, "start")
+            self._grid(bench)
+            self._sentinels(bench, "middle")
+        self._once("host", self._host)
+
+    def _general_after(self, bench: Bench) -> None:
+        if self._budget_s > 0 and not self._is_done("power"):
+            self._once("power", self._power)
+            self._sentinels(bench, "end")
+
+    def _constants_of_memory(self) -> None:
+        if self.device == "cuda":
+            from calibrate.constants import memory_constants
+
+            self._once("memory", lambda: self.draft.update(memory=memory_constants()))
+
+    def _launch(self, stopwatch: Stopwatch) -> None:
+        if isinstance(stopwatch, CudaStopwatch):
+            from calibrate.constants import empty_kernel_s, launch_constants
+
+            spacing_s = empty_kernel_s(stopwatch)
+            self._note("launch", {"empty_kernel_s": spacing_s})
+            self.draft.update(launch=launch_constants(stopwatch, spacing_s))
+
+    def _grid(self, bench: Bench) -> None:
+        from calibrate.grid import grid_operations
+
+        jobs = [job(operation, "grid", allowed) for operation, allowed in grid_operations(self.draft.profile.device)]
+        jobs = missing(jobs, self.draft.kernels)
+        began_s = time.monotonic()
+        stop_s = self._began_s + max(self._budget_s - KEPT_S[self.device], self._budget_s / 2)
+        self._left_out = time_jobs(bench, jobs, self.draft, self.progress, "general grid", stop_s)
+        if self._left_out == 0:
+            self.draft.complete("grid", time.monotonic() - began_s)
+
+    def _host(self) -> None:
+        from calibrate.host import measure_host
+
+        self.progress.stage("host costs", None)
+        self.draft.update(host=dict(sorted(measure_host(self.device, self.progress.at).items())))
+
+    def _power(self) -> None:
+        if self.device == "cuda":
+            from calibrate.power import sustained
+
+            self.progress.stage("power and clock", None)
+            self.draft.update(power=sustained(self.progress.now))
+
+    def _sentinels(self, bench: Bench, when: str) -> None:
+        self.progress.stage(f"drift check, {when}", None)
+        self.draft.update(provenance=sentinels.noted(self.draft.profile.provenance, sentinels.measure(bench), when))
+
+    # exact keys
+
+    def _scenarios(self, bench: Bench, wanted: Wanted) -> None:
+        for scenario, trace, jobs in wanted:
+            began_s = time.monotonic()
+            new = missing(jobs, self.draft.kernels)
+            if new and not self._is_warm:
+                self._soak(bench, SHORT_SOAK_S)
+            time_jobs(bench, new, self.draft, self.progress, f"scenario {scenario.name}")
+            kernels_s = time.monotonic() - began_s
+            found = self._host_of(scenario, trace)
+            host_s = time.monotonic() - began_s - kernels_s
+            self._lines.append(
+                f"scenario {scenario.name}: {len(new)} of {len(jobs)} kernel keys were new,"
+                f" {format_seconds(kernels_s)} added; {found} host costs, {format_seconds(host_s)} added"
+            )
+            self._note("scenarios_s", {scenario.name: round(kernels_s + host_s, 3)})
+
+    def _host_of(self, scenario: Scenario, trace: Trace) -> int:
+        """Measure host costs that are the scenario's own. Returns how many were new."""
+        from calibrate.host import measure_host_keys
+
+        self.progress.stage(f"scenario {scenario.name}, host", None)
+        known = self.draft.profile.host
+        try:
+            found = measure_host_keys(trace, self.device, known, self._allow_import)
+        except RuntimeError as error:
+            self._lines.append(f"scenario {scenario.name}: its own host costs were not measured: {failure(error)}")
+            return 0
+        self.draft.update(host=dict(sorted((known | found).items())))
+        return len(found)
+
+    def _note(self, name: str, facts: dict[str, Any]) -> None:
+        provenance = self.draft.profile.provenance
+        self.draft.update(provenance=provenance | {name: provenance.get(name, {}) | facts})
+
+    def _again(self, bench: Bench, only: Sequence[str], wanted: Wanted) -> None:
+        known = [*self.draft.jobs.values(), *(item for _, _, jobs in wanted for item in jobs)]
+        jobs = chosen(known, only)
+        self._soak(bench, SHORT_SOAK_S)
+        time_jobs(bench, jobs, self.draft, self.progress, "again")
+
+    # after all timing
+
+    def _observe(self, bench: Bench) -> None:
+        observe_jobs(bench, unobserved(self.draft), self.draft, self.progress)
+        if self._is_done("launch"):
+            self._once("gap", self._gap)
+
+    def _gap(self) -> None:
+        from calibrate.constants import gap_s
+
+        spacing_s = self.draft.profile.provenance["launch"]["empty_kernel_s"]
+        self.draft.update(launch=self.draft.profile.launch.model_copy(update={"gap_s": gap_s(spacing_s)}))
+
+    def _fit(self) -> None:
+        from calibrate.fit import fit_curves
+
+        self.progress.stage("fit", None)
+        operations = {key: item.operation for key, item in sorted(self.draft.jobs.items())}
+        self.draft.update(curves=fit_curves(self.draft.kernels, operations, self.draft.profile.device))
+
+    # helpers
+
+    def _stopwatch(self) -> Stopwatch:
+        if self.device == "cpu":
+            return CpuStopwatch()
+        stream = WorkingStream() if self._hot else CudaStream()
+        return CudaStopwatch(stream, separator=CudaSeparator(stream))
+
+    def _soak(self, bench: Bench, seconds: float) -> None:
+        """Bring the device into its working state; on a CPU, what the first calls load and allocate."""
+        self._is_warm = True
+        if self.device == "cpu":
+            sentinels.measure(bench)
+            return
+        from calibrate.power import soak
+
+        self.progress.stage(f"heat soak, {seconds:g} s", None)
+        soak(seconds)
+
+    def _is_done(self, stage: str) -> bool:
+        return stage in self.draft.stages_s
+
+    def _once(self, stage: str, work: Callable[[], None]) -> None:
+        if self._is_done(stage):
+            return
+        began_s = time.monotonic()
+        work()
+        self.draft.complete(stage, time.monotonic() - began_s)
+
+    def _report(self) -> None:
+        for line in closing_report(self.draft, self._lines, self._left_out, time.monotonic() - self._began_s):
+            self.progress.say(line)
+
+
+def closing_report(draft: Draft, lines: Sequence[str], left_out: int, spent_s: float) -> list[str]:
+    """What was measured, what could not be, what is unstable, and the command to run next."""
+    command = f"perfmodel calibrate --output {shlex.quote(str(draft.path))}"
+    origins = [record.origin for record in draft.kernels.values() if record.error is None]
+    found = [
+        f"{draft.path}: {origins.count('grid')} grid keys, {origins.count('scenario')} scenario keys,"
+        f" {len(draft.profile.curves)} curves, {len(draft.profile.host)} host costs, in {format_seconds(spent_s)}",
+        *lines,
+    ]
+    failed = draft.failed()
+    memory = [key for key, reason in failed.items() if reason == OUT_OF_MEMORY]
+    found += _listed("ran out of memory", memory)
+    found += _listed("not measured", [f"{key}: {reason}" for key, reason in failed.items() if reason != OUT_OF_MEMORY])
+    if left_out:
+        found.append(f"{left_out} grid keys were left out for time. Go on with: {command} --resume")
+    found += sentinels.drift_lines(draft.profile)
+    unstable = draft.unstable()
+    found += _listed("unstable", [f"{command} --only {shlex.quote(key)}" for key in unstable])
+    return found
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    more = [f"  and {len(items) - LISTED} more, in the profile"] if len(items) > LISTED else []
+    return [f"{title}: {len(items)}", *(f"  {item}" for item in items[:LISTED]), *more]

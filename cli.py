@@ -1,0 +1,272 @@
+"""The `perfmodel` command: parse, one library call, print. What is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfmodel.errors import PerfModelError, naming
+
+if TYPE_CHECKING:
+    from perfmodel.simulate.prediction import Prediction
+
+FILE = click.Path(path_type=Path)
+
+
+class _OneLineErrors(click.Group):
+    """What a user can mend is one line on stderr and exit code 1; anything else keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PerfModelError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """How long a training step takes, how much memory it needs and what it waits for."""
+
+
+def _question_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that reads a scenario."""
+    command = click.option(
+        "--allow-import", is_flag=True, help="May import (and so execute) the scenario's model.target."
+    )(command)
+    command = click.option("--device", type=click.Choice(["cuda", "cpu"]), help="cpu: this machine, profile cpu.json.")(
+        command
+    )
+    return click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a scenario or hardware value; repeatable.",
+    )(command)
+
+
+@main.command()
+@click.argument("scenario_file", metavar="SCENARIO", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--plot", type=FILE, metavar="DIR", help="Write timeline, roofline, memory and time plots there.")
+@click.option(
+    "--trace", type=FILE, metavar="FILE", help="Write a Chrome trace (.json or .json.gz) for Perfetto or HTA."
+)
+@click.option("--memory-snapshot", type=FILE, metavar="FILE", help="Write a pickle for pytorch.org/memory_viz.")
+@click.option("--no-exact-keys", is_flag=True, help="Use the general grid only, no kernel measured for a scenario.")
+@_question_options
+def predict(
+    scenario_file: Path,
+    as_json: bool,
+    plot: Path | None,
+    trace: Path | None,
+    memory_snapshot: Path | None,
+    no_exact_keys: bool,
+    **question: Any,
+) -> None:
+    """Predict step time, memory, timeline and bottleneck of SCENARIO."""
+    prediction = _predict(scenario_file, exact=not no_exact_keys, **question)
+    if as_json:
+        from perfmodel.report.json_report import json_report
+
+        click.echo(json.dumps(json_report(prediction), indent=1))
+    else:
+        from perfmodel.report.text import report
+
+        _print(report(prediction))
+    if plot is not None:
+        from perfmodel.report.plots import save_plots
+
+        _wrote(save_plots(prediction, plot))
+    if trace is not None:
+        from perfmodel.report.chrome_trace import save_chrome_trace
+
+        save_chrome_trace(prediction, trace)
+        _wrote([trace])
+    if memory_snapshot is not None:
+        from perfmodel.report.memory_snapshot import save_memory_snapshot
+
+        if prediction.memory is None:
+            raise PerfModelError(
+                f"{scenario_file}: memory must be predicted for --memory-snapshot (on a CPU it is not). Leave it out."
+            )
+        save_memory_snapshot(prediction.program, prediction.memory, memory_snapshot)
+        _wrote([memory_snapshot])
+
+
+def _predict(
+    scenario_file: Path, assignments: tuple[str, ...], device: str | None, allow_import: bool, exact: bool = True
+) -> Prediction:
+    from perfmodel.api import predict as predict_scenario
+    from perfmodel.workload.scenario_file import load_question
+
+    scenario, profile = load_question(scenario_file, assignments, device)
+    with naming(scenario_file):
+        return predict_scenario(scenario, profile, exact=exact, allow_import=allow_import)
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(renderable)
+
+
+def _wrote(paths: list[Path]) -> None:
+    for path in paths:
+        click.echo(f"wrote {path}", err=True)
+
+
+@main.command()
+@click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="What to measure."
+)
+@click.option(
+    "--output", type=FILE, metavar="FILE", help="The profile to write or add to; cuda.json or cpu.json if left out."
+)
+@click.option("--name", help="The profile's name; the file's if left out.")
+@click.option(
+    "--scenario", "scenario_files", multiple=True, type=FILE, help="Also measure this scenario's exact kernels."
+)
+@click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
+@click.option("--only", multiple=True, metavar="KEY", help="Measure just this kernel key again; repeatable.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def calibrate(
+    device: str,
+    output: Path | None,
+    scenario_files: tuple[Path, ...],
+    quiet: bool,
+    only: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Measure this machine into a hardware profile."""
+    from perfmodel.workload.scenario_file import load_scenario
+
+    scenarios = [load_scenario(path) for path in scenario_files]
+    with _torch_needed("calibrate"):
+        from calibrate.session import calibrate as calibrate_machine
+    output = output or Path(f"{device}.json")
+    calibrate_machine(output, device, scenarios=scenarios, only=only or None, progress=not quiet, **options)
+    _wrote([output])
+
+
+@contextmanager
+def _torch_needed(command: str) -> Iterator[None]:
+    """Around the imports of commands that run models."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "scipy", "transformers"):
+            raise
+        raise PerfModelError(
+            f"perfmodel {command}: {error.name} must be installed (it is not). Run pip install '.[torch]'."
+        ) from error
+
+
+@main.command()
+@click.argument("file", metavar="SCENARIO|CASES", type=FILE)
+@click.option(
+    "--output", type=FILE, metavar="DIR", default=Path("results"), show_default=True, help="Where measurements go."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Of a list of cases, run just this one; repeatable.")
+@click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds a case may take.")
+@click.option(
+    "--recordings", is_flag=True, help="Also record a profiler trace and the allocator's history of each case."
+)
+@_question_options
+def validate(
+    file: Path, output: Path, only: tuple[str, ...], device: str | None, assignments: tuple[str, ...], **options: Any
+) -> None:
+    """Run a scenario, or each of a list of cases, for real and hold the prediction against it."""
+    with _torch_needed("validate"):
+        from validate.cases import choose_cases
+        from validate.run import measure_cases
+    from perfmodel.comparison import predict_measurements
+    from perfmodel.report.accuracy import accuracy_card
+    from perfmodel.report.accuracy_text import case_table
+
+    cases = choose_cases(file, assignments, device, only)
+    outcome = measure_cases(cases, device or "cuda", output, **options)
+    for failure in outcome.failures:
+        click.echo(f"Error: {failure}", err=True)
+    pairs = predict_measurements([*outcome.kept, *outcome.measured], allow_import=options["allow_import"])
+    _print(case_table(accuracy_card(pairs)))
+    if outcome.failures:
+        raise PerfModelError(
+            f"{file}: every case must run ({len(outcome.failures)} of {len(cases)} failed). See above."
+        )
+
+
+@main.command()
+@click.argument("scenario_file", metavar="SCENARIO", type=FILE)
+@click.argument("trace_file", metavar="TRACE", type=FILE)
+@_question_options
+def diff(scenario_file: Path, trace_file: Path, **question: Any) -> None:
+    """Hold the predicted timeline of SCENARIO against TRACE, a torch.profiler Chrome trace, operator by operator."""
+    from perfmodel.report.diff import diff_with_trace
+    from perfmodel.report.diff_text import diff_report
+
+    _print(diff_report(diff_with_trace(_predict(scenario_file, **question), trace_file)))
+
+
+@main.command()
+@click.argument("directory", metavar="RESULTS", type=FILE)
+@click.option("--plot", type=FILE, metavar="DIR", help="Write predicted-against-measured plots there.")
+@click.option(
+    "--output", type=FILE, metavar="FILE.md", help="Write the accuracy card there, and its numbers beside it as JSON."
+)
+@click.option(
+    "--check", type=FILE, metavar="CARD.json", help="Fail where a class got worse than on that card by over 0.3 points."
+)
+@click.option("--profile", help="Predict with this profile, whatever the measured scenarios name.")
+@click.option("--allow-import", is_flag=True, help="May import the scenarios' model.target.")
+def compare(
+    directory: Path, plot: Path | None, output: Path | None, check: Path | None, profile: str | None, allow_import: bool
+) -> None:
+    """Predict every measurement in RESULTS again and show how far off the predictions are."""
+    from perfmodel.comparison import predict_measured
+    from perfmodel.report.accuracy import accuracy_card, refuse_worse, save_card
+    from perfmodel.report.accuracy_text import accuracy_markdown, summary_line
+
+    card = accuracy_card(predict_measured(directory, profile, allow_import=allow_import))
+    click.echo(summary_line(card) if output or check else accuracy_markdown(card))
+    if plot is not None:
+        from perfmodel.report.accuracy_plots import save_accuracy_plots
+
+        _wrote(save_accuracy_plots(card, plot))
+    if output is not None:
+        _wrote(save_card(card, accuracy_markdown(card), output))
+    if check is not None:
+        refuse_worse(card, check)
+
+
+@main.group()
+def profile() -> None:
+    """Look into hardware profiles."""
+
+
+@profile.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """What the profile NAME (of the catalog, or a file) knows, and how well its fitted curves hold."""
+    from perfmodel.hardware.profile import find_profile, load_profile
+    from perfmodel.report.profile_text import profile_report
+
+    _print(profile_report(load_profile(find_profile(name))))
+
+
+@main.command()
+@click.argument("kind", default="scenario")
+def schema(kind: str) -> None:
+    """Print the JSON Schema of a scenario, profile or measurement file."""
+    from perfmodel.report.json_schema import json_schema
+
+    click.echo(json.dumps(json_schema(kind), indent=1))
+
+
+if __name__ == "__main__":
+    main()

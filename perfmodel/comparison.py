@@ -1,0 +1,63 @@
+"""The verb `compare`: every measurement in a folder, predicted again with today's model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from perfmodel.api import predict
+from perfmodel.errors import PerfModelError, naming
+from perfmodel.hardware.measurement import Measurement, load_measurement
+from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.report.accuracy import Pair
+from perfmodel.workload.scenario_file import parse_scenario
+
+
+def predict_measured(
+    directory: Path,
+    profile: str | None = None,
+    *,
+    allow_import: bool = False,
+) -> list[Pair]:
+    """Predict each measurement below ``directory``, with and without kernel times measured for scenarios.
+
+    Parameters
+    ----------
+    directory : Path
+        Searched with its subfolders for measurement files (``*.json``).
+    profile : str, optional
+        In place of the profile that each measured scenario names.
+    allow_import : bool
+        As in :func:`perfmodel.api.predict`.
+
+    Raises
+    ------
+    PerfModelError
+        If there is no measurement, or one cannot be read or predicted; the sentence names the file.
+    """
+    paths = sorted(directory.rglob("*.json"))
+    if not paths:
+        raise PerfModelError(
+            f"{directory}: must hold measurement files (got none). "
+            f"Make one with `perfmodel validate --output {directory}`."
+        )
+    return [_pair(load_measurement(path), str(path), profile, allow_import) for path in paths]
+
+
+def predict_measurements(measurements: Iterable[Measurement], *, allow_import: bool = False) -> list[Pair]:
+    """The same for measurements at hand.
+
+    Raises
+    ------
+    PerfModelError
+        If one cannot be predicted; the sentence begins with its name.
+    """
+    return [_pair(measurement, measurement.name, None, allow_import) for measurement in measurements]
+
+
+def _pair(measurement: Measurement, where: str, profile_name: str | None, allow_import: bool) -> Pair:
+    scenario = parse_scenario(measurement.scenario, where)
+    with naming(where):
+        profile = load_profile(find_profile(profile_name or scenario.hardware.profile))
+        exact, without = (predict(scenario, profile, exact=exact, allow_import=allow_import) for exact in (True, False))
+    return Pair(measurement, exact, without)

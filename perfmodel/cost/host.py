@@ -1,0 +1,290 @@
+"""The host clock: how long Python and the dispatcher take to enqueue each operator, from host keys of a profile.
+
+A host key is text under which :class:`~perfmodel.hardware.profile.HostRecord` keeps seconds, each from a microbenchmark:
+
+    call linear(addmm) amp          one call from Python, with the operators it launches
+    node AddmmBackward0(mm,mm,sum)  one autograd node, with the operators it launches
+    launch, view, cast              one operator more inside a call; ``node launch``, ``node view`` inside a node
+    call, node, module, glue        a call without operators, the engine's part of a node, nn.Module.__call__, Python between calls
+    forward GPT2Block 5f3a9c01      a module, run alone, whose calls have that digest; also ``backward``
+    forward-own GPT2Model 0b1c2d3e  what a module runs itself, its submodules replaced by their results; also ``backward-own``
+    optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
+    zero_grad, clip, scaler         likewise
+    backward, autocast              Tensor.backward() until the first node and after the last; entering and leaving autocast
+
+`` amp`` ends a key measured under autocast, `` no-grad`` one measured without recording for backward. On a CPU, where
+operator times contain their dispatch, every key holds what comes on top of its operators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.host_structure import Piece, Structure, Thing, structure_of
+from perfmodel.hardware.profile import HostRecord, Profile
+from perfmodel.program.program import Program
+from perfmodel.workload.trace_file import EventKind, Parameter, Segment
+
+CAST = "_to_copy"
+AMP, NO_GRAD = "amp", "no-grad"
+
+
+def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray:
+    """Host seconds that pass before each instruction of the steady step since the one before.
+
+    Every call, module and autograd node has a cost of its own; where the profile has measured the module around them
+    alone, they are scaled so that together they cost what it cost. What follows the last launch of a phase is on its last
+    instruction.
+
+    Parameters
+    ----------
+    program : Program
+    profile : Profile
+        Its ``host`` records; a program of things it has no records for costs nothing.
+    precision : str
+        Of the scenario: the amp precisions run forward under autocast.
+
+    Returns
+    -------
+    np.ndarray
+        Seconds, one entry an instruction.
+
+    Notes
+    -----
+    Assumes: one host thread at a time (the engine's thread runs while the main one waits), no profiler, no garbage
+    collection. Not modelled: time lost to other processes.
+    """
+    structure = structure_of(program.trace)
+    costs = _Costs(program.trace.workload, profile, precision)
+    event_s = _event_seconds(structure, costs)
+    _add_phases(event_s, program, structure, costs)
+    parts = [event_s[run.segment.start : run.segment.stop] for run in program.runs]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def key_flags(workload: dict[str, Any], precision: str) -> tuple[str, ...]:
+    """What ends the keys of this workload's forward.
+
+    >>> key_flags({"mode": "forward"}, "amp-bf16")
+    ('amp', 'no-grad')
+    """
+    amp = (AMP,) if precision.startswith("amp") else ()
+    return amp + ((NO_GRAD,) if workload.get("mode") == "forward" else ())
+
+
+def call_key(name: str, operators: Iterable[str], flags: tuple[str, ...] = ()) -> str:
+    """Of one call from Python.
+
+    >>> call_key("linear", ["_to_copy", "addmm"], ("amp",))
+    'call linear(_to_copy,addmm) amp'
+    """
+    return " ".join((f"call {name}({','.join(operators)})", *flags))
+
+
+def node_key(name: str, operators: Iterable[str]) -> str:
+    """Of one autograd node."""
+    return f"node {name}({','.join(operators)})"
+
+
+def piece_key(
+    direction: str, piece: Piece, workload: dict[str, Any], flags: tuple[str, ...], accumulates: bool = False
+) -> str:
+    """Of a module measured alone. direction: forward or backward.
+
+    Checkpointed modules are other modules, and so are those whose backward adds to earlier gradients.
+    """
+    own = "-own" if piece.kind == "own" else ""
+    if accumulates and direction == "backward":
+        flags = (*flags, "accumulate")
+    checkpointing = str(workload.get("training", {}).get("activation_checkpointing", "none"))
+    suffix = () if checkpointing == "none" else (f"checkpoint-{_word(checkpointing)}",)
+    return " ".join((f"{direction}{own}", piece.text, *flags, *suffix))
+
+
+def _word(text: str) -> str:
+    return "".join(character for character in text if character.isalnum())
+
+
+def list_key(prefix: str, parameters: Iterable[Parameter]) -> str:
+    """Of a loop over just these parameters: ``prefix`` with their count and a digest of their sizes."""
+    sizes = [str(parameter.tensor.numel) for parameter in parameters if parameter.requires_grad]
+    return f"{prefix} {len(sizes)} {hashlib.sha256(' '.join(sizes).encode()).hexdigest()[:8]}"
+
+
+def optimizer_prefix(workload: dict[str, Any]) -> str:
+    """``optimizer adamw foreach``, and ``optimizer sgd-momentum fused`` where there is momentum."""
+    section = workload.get("optimizer", {})
+    momentum = "-momentum" if section.get("momentum") else ""
+    return f"optimizer {section.get('name', 'adamw')}{momentum} {section.get('implementation', 'foreach')}"
+
+
+class _CallTable:
+    """Calls or nodes of a profile by name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, dict[tuple[str, ...], float]] = {}
+
+    def add(self, text: str, time_s: float) -> None:
+        name, _, operators = text.removesuffix(")").partition("(")
+        self.by_name.setdefault(name, {})[tuple(operators.split(",")) if operators else ()] = time_s
+
+
+@lru_cache(maxsize=16)
+def _tables(keys: tuple[str, ...], times_s: tuple[float, ...], flags: tuple[str, ...]) -> tuple[_CallTable, _CallTable]:
+    """Calls measured under these flags, over those measured without; and nodes."""
+    calls, nodes = _CallTable(), _CallTable()
+    suffixes = ["", " " + " ".join(flags)] if flags else [""]
+    for suffix in suffixes:
+        for key, time_s in zip(keys, times_s, strict=True):
+            if key.startswith("call ") and key.endswith(")" + suffix):
+                calls.add(key.removesuffix(suffix)[5:] if suffix else key[5:], time_s)
+    for key, time_s in zip(keys, times_s, strict=True):
+        if key.startswith("node ") and key.endswith(")"):
+            nodes.add(key[5:], time_s)
+    return calls, nodes
+
+
+class _Costs:
+    """Looks a thing up among the host records: as it is, by its name, or by its operators."""
+
+    def __init__(self, workload: dict[str, Any], profile: Profile, precision: str) -> None:
+        self.workload = workload
+        self.records = profile.host
+        self.flags = key_flags(workload, precision)
+        self.precision = precision
+        texts = [key for key in profile.host if key.startswith(("call ", "node "))]
+        times = tuple(profile.host[key].time_s for key in texts)
+        self.calls, self.nodes = _tables(tuple(texts), times, self.flags)
+
+    def seconds(self, key: str) -> float:
+        """The record under the key with this workload's flags, else without; 0 where there is none."""
+        record = self.records.get(" ".join((key, *self.flags))) or self.records.get(key)
+        return 0.0 if record is None else record.time_s
+
+    def exact(self, key: str) -> float | None:
+        record: HostRecord | None = self.records.get(key)
+        return None if record is None else record.time_s
+
+    def piece(self, direction: str, piece: Piece, accumulates: bool) -> float | None:
+        return self.exact(piece_key(direction, piece, self.workload, self.flags, accumulates))
+
+    def thing(self, thing: Thing) -> float:
+        if thing.kind == "module":
+            return self.seconds("module")
+        if thing.kind == "node":
+            return self._called(self.nodes, thing, "node", "node ")
+        if thing.kind == "call":
+            return self._called(self.calls, thing, "call", "") + self.seconds("glue")
+        return self.seconds("call") + self._operators(thing.operators, thing.views, "")
+
+    def _called(self, table: _CallTable, thing: Thing, base: str, prefix: str) -> float:
+        known = table.by_name.get(thing.name)
+        if not known:
+            return self.seconds(base) + self._operators(thing.operators, thing.views, prefix)
+        exact = known.get(thing.operators)
+        if exact is not None:
+            return exact
+        nearest = min(known, key=lambda operators: _distance(operators, thing.operators))
+        missing = self._operators(thing.operators, 0, prefix) - self._operators(nearest, 0, prefix)
+        return max(known[nearest] + missing, known[nearest] / 2)
+
+    def _operators(self, operators: tuple[str, ...], views: int, prefix: str) -> float:
+        casts = operators.count(CAST)
+        launches = len(operators) - casts
+        cast_s = self.seconds(f"{prefix}cast") if f"{prefix}cast" in self.records else self.seconds(f"{prefix}launch")
+        return casts * cast_s + launches * self.seconds(f"{prefix}launch") + views * self.seconds(f"{prefix}view")
+
+    def per_parameter(self, prefix: str, parameters: tuple[Parameter, ...]) -> float:
+        """a + b n, or what was measured for just these parameters."""
+        exact = self.exact(list_key(prefix, parameters))
+        if exact is not None:
+            return exact
+        count = sum(parameter.requires_grad for parameter in parameters)
+        return (self.exact(prefix) or 0.0) + count * (self.exact(f"{prefix} parameter") or 0.0)
+
+
+def _distance(known: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, int]:
+    return len(set(known) ^ set(wanted)), abs(len(known) - len(wanted))
+
+
+def _event_seconds(structure: Structure, costs: _Costs) -> np.ndarray:
+    """Of forward and backward: things by their own records, scaled to the modules measured alone."""
+    thing_s = np.array([*map(costs.thing, structure.things), 0.0])
+    event_s: np.ndarray = thing_s[structure.thing] * structure.share
+    if structure.pieces:
+        _scale_forward(event_s, structure, costs)
+    for index, segment in enumerate(structure.segments):
+        if segment.phase == "backward":
+            _scale_backward(event_s, structure, costs, index)
+    return event_s
+
+
+def _scale_forward(event_s: np.ndarray, structure: Structure, costs: _Costs) -> None:
+    pieces = structure.pieces
+    estimated_s = np.bincount(structure.piece + 1, weights=event_s, minlength=len(pieces) + 1)[1:]
+    measured = [costs.piece("forward", piece, False) for piece in pieces]
+    scale = np.ones(len(pieces) + 1)  # the last one is for events of no piece
+    for index, piece in enumerate(pieces):
+        seconds = measured[index]
+        if seconds is None:
+            if piece.module < 0 and "amp" in costs.flags:
+                event_s[piece.first] += costs.seconds("autocast")
+        elif estimated_s[index] > 0:
+            scale[index] = max(seconds, 0.0) / estimated_s[index]
+        else:
+            event_s[piece.first] += max(seconds, 0.0)
+    event_s *= scale[structure.piece]
+
+
+def _scale_backward(event_s: np.ndarray, structure: Structure, costs: _Costs, index: int) -> None:
+    """The backward of a micro-batch costs what its modules' backwards cost, if all were measured."""
+    segment = structure.segments[index]
+    if segment.start == segment.stop:
+        return
+    part = event_s[segment.start : segment.stop]
+    forward = [
+        costs.piece("backward", piece, segment.micro_batch > 0)
+        for piece in structure.pieces
+        if structure.segments[piece.segment].micro_batch == segment.micro_batch
+    ]
+    estimated_s = float(part.sum())
+    if not forward or any(seconds is None for seconds in forward) or estimated_s == 0:
+        part[0] += costs.seconds("backward")
+        return
+    part *= max(sum(seconds for seconds in forward if seconds is not None), 0.0) / estimated_s
+
+
+_LISTS = {"zero_grad": "zero_grad", "clip": "clip"}
+
+
+def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
+    parameters = program.trace.parameters
+    if segment.phase in _LISTS:
+        return costs.per_parameter(_LISTS[segment.phase], parameters)
+    if segment.phase != "optimizer":
+        return 0.0
+    scaler_s = costs.per_parameter("scaler", parameters) if costs.precision == "amp-fp16" else 0.0
+    return scaler_s + costs.per_parameter(optimizer_prefix(program.trace.workload), parameters)
+
+
+def _add_phases(event_s: np.ndarray, program: Program, structure: Structure, costs: _Costs) -> None:
+    """Spread zero_grad, clip and optimizer evenly over their operators; a phase without events passes its time on."""
+    kind = program.trace.steady.kind
+    carried_s = 0.0
+    for segment in structure.segments:
+        seconds = _phase_seconds(segment, program, costs)
+        if segment.start == segment.stop:
+            carried_s += seconds
+            continue
+        event_s[segment.start] += carried_s
+        carried_s = 0.0
+        if seconds:
+            events = np.arange(segment.start, segment.stop)
+            operators = events[kind[segment.start : segment.stop] == EventKind.OP]
+            chosen = operators if len(operators) else events
+            event_s[chosen] += seconds / len(chosen)

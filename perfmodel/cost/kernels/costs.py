@@ -1,0 +1,119 @@
+"""Seconds of operator calls on the device: exact key, else fitted curve, else roofline, and always said which."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from perfmodel.cost.kernels.classify import classify
+from perfmodel.cost.kernels.cost import KernelCost, Source
+from perfmodel.cost.kernels.curves import predict_times_s
+from perfmodel.cost.kernels.features import features_of
+from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
+from perfmodel.cost.kernels.work import arithmetic_kind, least_bytes, physical_flops
+from perfmodel.hardware.profile import KernelRecord, Profile
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation
+
+Known = dict[Operation, KernelCost]
+# Costs already worked out, by identity of the profile; an entry goes when its profile does.
+_known: dict[int, dict[tuple[bool, bool], Known]] = {}
+
+
+def kernel_cost(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bool = True) -> KernelCost:
+    """What one call of ``operation`` costs on the profile's device. See :func:`kernel_costs`."""
+    return kernel_costs([operation], profile, matmul_tf32, exact)[0]
+
+
+def kernel_costs(
+    operations: Sequence[Operation], profile: Profile, matmul_tf32: bool, exact: bool = True
+) -> list[KernelCost]:
+    """What one call of each operation costs; remembered as long as the profile lives.
+
+    Parameters
+    ----------
+    matmul_tf32
+        Whether float32 products may use TF32.
+    exact
+        Use times that were measured for a scenario. Without, only what the general grid tells: its own keys, where one
+        coincides, and the curves fitted to it.
+
+    Raises
+    ------
+    PerfModelError
+        If neither a measured key, a curve nor a datasheet peak covers an operation.
+    """
+    known = _memory_of(profile).setdefault((matmul_tf32, exact), {})
+    missing = list(dict.fromkeys(operation for operation in operations if operation not in known))
+    if missing:
+        known.update(zip(missing, _work_out(missing, profile, matmul_tf32, exact), strict=True))
+    return [known[operation] for operation in operations]
+
+
+def _memory_of(profile: Profile) -> dict[tuple[bool, bool], Known]:
+    identity = id(profile)
+    if identity not in _known:
+        _known[identity] = {}
+        weakref.finalize(profile, _known.pop, identity, None)
+    return _known[identity]
+
+
+def _work_out(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:
+    records = [_record(operation, profile, matmul_tf32, exact) for operation in operations]
+    unmeasured = [op for op, record in zip(operations, records, strict=True) if op.runs_on_device and record is None]
+    predicted = dict(
+        zip(unmeasured, predict_times_s(unmeasured, profile.device, profile.curves, matmul_tf32), strict=True)
+    )
+    return [
+        _cost(operation, record, predicted.get(operation), profile, matmul_tf32)
+        for operation, record in zip(operations, records, strict=True)
+    ]
+
+
+def _record(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bool) -> KernelRecord | None:
+    """The measurement under the call's own key, if it has a time and may be used."""
+    if not operation.runs_on_device:
+        return None
+    record = profile.kernels.get(kernel_key(operation, matmul_tf32))
+    if record is None or record.time_s is None or not (exact or record.origin == "grid"):
+        return None
+    return record
+
+
+def _cost(
+    operation: Operation,
+    record: KernelRecord | None,
+    predicted: tuple[float, float] | None,
+    profile: Profile,
+    matmul_tf32: bool,
+) -> KernelCost:
+    kind = classify(operation)
+    source: Source
+    if not operation.runs_on_device:
+        return KernelCost(0.0, 0.0, "none", kind, 0.0, 0.0, "fp32", 0)
+    if record is not None and record.time_s is not None:
+        time_s, spread, source = record.time_s, record.spread, "exact"
+    elif predicted is not None:
+        time_s, spread, source = *predicted, "curve"
+    else:
+        time_s, spread, source = roofline_time_s(operation, profile.device, matmul_tf32), ROOFLINE_SPREAD, "roofline"
+    kernels = (
+        record.kernels
+        if record is not None and record.kernels is not None
+        else _launches(operation, kind, profile, matmul_tf32)
+    )
+    return KernelCost(
+        time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),
+        arithmetic_kind(operation, matmul_tf32), kernels,
+    )  # fmt: skip
+
+
+# Device launches of one call where they were not counted, by class; what is not here launches one kernel.
+_LAUNCHES = {"convolution_backward": 2, "embedding_backward": 4, "attention_backward": 3}
+
+
+def _launches(operation: Operation, kind: str, profile: Profile, matmul_tf32: bool) -> int:
+    if kind == "optimizer":
+        features = features_of(operation, profile.device, matmul_tf32)
+        return int(features.numbers["launches"]) if features is not None else 1
+    return _LAUNCHES.get(kind, 1)

@@ -1,0 +1,319 @@
+"""What the curves know of an operator call: which curve it belongs to, its numbers and its labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfmodel.cost.kernels.classify import classify, reduced_dims
+from perfmodel.cost.kernels.forms import Form
+from perfmodel.cost.kernels.matrix_forms import ATTENTION, CONVOLUTION, GEMM
+from perfmodel.cost.kernels.memory_forms import COLUMNS, LISTS, PLACED, POINTWISE, ROWS, SCATTER
+from perfmodel.cost.kernels.work import (
+    arithmetic_kind,
+    attention_shape,
+    elements,
+    gemm_operands,
+    gemm_sizes,
+    is_list,
+    least_bytes,
+    physical_flops,
+    tensors_of,
+)
+from perfmodel.hardware.profile import Device
+from perfmodel.units import DTYPE_BYTES
+from perfmodel.workload.ops import Operation, TensorSpec
+
+FORMS: dict[str, Form] = {
+    form.name: form for form in (POINTWISE, PLACED, ROWS, COLUMNS, SCATTER, LISTS, GEMM, CONVOLUTION, ATTENTION)
+}
+ALIGNMENT_BYTES = 16
+CHUNK_ELEMENTS = 65536
+# Tensors one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 32 KiB of arguments.
+TENSORS_PER_LAUNCH = (770, 448, 336, 252, 210)
+BLOCKS_PER_LAUNCH = 2240
+
+
+@dataclass(frozen=True)
+class Features:
+    """curve: its name in a profile. form: name of its form. numbers, labels: see :class:`.forms.Calls`."""
+
+    curve: str
+    form: str
+    numbers: dict[str, float]
+    labels: dict[str, str]
+
+
+Told = tuple[str, str, dict[str, float], dict[str, str]]  # curve, form, numbers, labels
+Extract = Callable[[Operation, str], Told]
+
+
+def features_of(operation: Operation, device: Device, tf32: bool) -> Features | None:
+    """The curve that predicts ``operation`` and what it is told; None where no curve covers the class."""
+    kind = classify(operation)
+    extract = _EXTRACTORS.get(kind)
+    if extract is None or not operation.input_tensors():
+        return None
+    curve, form, numbers, labels = extract(operation, arithmetic_kind(operation, tf32))
+    labels.setdefault("operator", operation.base_name)
+    common = {
+        "bytes": max(least_bytes(operation), 1.0),
+        "elements": max(float(elements(operation)), 1.0),
+        "flops": physical_flops(operation),
+        "multiprocessors": float(device.multiprocessors),
+        "cache_bytes": float(max(device.l2_bytes, 2**20)),
+    }
+    return Features(curve, form, common | numbers, labels)
+
+
+def _item_bytes(operation: Operation) -> int:
+    specs = [
+        spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.numel > 1
+    ] or operation.input_tensors()
+    return DTYPE_BYTES[specs[0].dtype]
+
+
+def memory_path(operation: Operation) -> str:
+    """How a pointwise kernel reads: vectorised (all alike), cast (dtypes differ) or strided (layouts differ)."""
+    specs = [spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.shape]
+    if not specs:
+        return "vectorised"
+    if any(spec.shape != specs[-1].shape or spec.stride != specs[-1].stride for spec in specs):
+        return "strided"
+    floating = {spec.dtype for spec in specs if spec.dtype != "bool"}
+    return "cast" if len(floating) > 1 else "vectorised"
+
+
+def _pointwise(operation: Operation, _: str) -> Told:
+    return "pointwise", "pointwise", {}, {"path": f"{memory_path(operation)} {_item_bytes(operation)}"}
+
+
+def _transcendental(operation: Operation, _: str) -> Told:
+    name = operation.base_name.rstrip("_")
+    return "pointwise_transcendental", "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}"}
+
+
+def _copy(operation: Operation, _: str) -> Told:
+    source = operation.input_tensors()[-1]
+    target = operation.outputs[0] if operation.outputs else source
+    sizes = f"{DTYPE_BYTES[source.dtype]} {DTYPE_BYTES[target.dtype]}"
+    if source.shape == target.shape and source.stride == target.stride:
+        return "copy", "pointwise", {}, {"path": f"same layout {sizes}"}
+    run = "runs" if _innermost(source) == _innermost(target) else "transposed"
+    return "copy", "pointwise", {}, {"path": f"{run} {sizes}"}
+
+
+def _innermost(spec: TensorSpec) -> int:
+    """The dimension that is contiguous in memory (the last such of more than one element), -1 if there is none."""
+    return max(
+        (d for d, (n, s) in enumerate(zip(spec.shape, spec.stride, strict=True)) if s == 1 and n > 1), default=-1
+    )
+
+
+def _simple(curve: str) -> Extract:
+    def extract(operation: Operation, _: str) -> Told:
+        return curve, "pointwise", {}, {"path": f"{operation.base_name.rstrip('_')} {_item_bytes(operation)}"}
+
+    return extract
+
+
+def _placed(curve: str) -> Extract:
+    """Images: the label also says whether channels are innermost."""
+
+    def extract(operation: Operation, _: str) -> Told:
+        x = max(operation.input_tensors(), key=lambda spec: spec.numel)
+        order = "last" if len(x.shape) == 4 and x.stride[1] == 1 and x.shape[1] > 1 else "contiguous"
+        channels = float(x.shape[1]) if len(x.shape) > 1 else 1.0
+        return (
+            curve,
+            "placed",
+            {"length": channels},
+            {"path": f"{operation.base_name} {order} {_item_bytes(operation)}"},
+        )
+
+    return extract
+
+
+def _rows(operation: Operation, _: str) -> Told:
+    kind, name = classify(operation), operation.base_name
+    x = max(operation.input_tensors(), key=lambda spec: spec.numel)
+    if kind == "reduction":
+        length = math.prod(x.shape[d] for d in reduced_dims(operation)) if x.shape else 1
+        curve = "reduction"
+    else:
+        length = _row_length(operation, x)
+        curve = f"{kind} {name}"
+    numbers = {"rows": max(x.numel / max(length, 1), 1.0), "length": float(max(length, 1))}
+    return curve, "rows", numbers, {"path": f"{_item_bytes(operation)}"}
+
+
+def _row_length(operation: Operation, x: TensorSpec) -> int:
+    """Elements of one row: the normalised shape of a norm, the softmax dimension, the classes of a loss."""
+    name = operation.base_name
+    if "layer_norm" in name or "rms_norm" in name:
+        shape = next(
+            (value for value in operation.inputs if isinstance(value, tuple) and not isinstance(value, TensorSpec)), ()
+        )
+        return math.prod(n for n in shape if isinstance(n, int)) or 1
+    if "softmax" in name:
+        dim = operation.inputs[2] if "backward" in name else operation.inputs[1]
+        return x.shape[dim] if isinstance(dim, int) and x.shape else 1
+    return x.shape[-1] if x.shape else 1
+
+
+def _columns(operation: Operation, _: str) -> Told:
+    x = operation.input_tensors()[0]
+    rows = math.prod(x.shape[d] for d in reduced_dims(operation))
+    numbers = {"rows": float(max(rows, 1)), "length": max(x.numel / max(rows, 1), 1.0)}
+    return "column", "columns", numbers, {"path": f"{_item_bytes(operation)}"}
+
+
+def _scatter(operation: Operation, _: str) -> Told:
+    indices = operation.input_tensors()[1]
+    numbers = {"table_bytes": float(operation.outputs[0].bytes), "tokens": float(max(indices.numel, 1))}
+    return "embedding_backward", "scatter", numbers, {}
+
+
+def list_launches(sizes: list[int], lists: int) -> tuple[int, int]:
+    """(launches, chunks) of an operator on ``lists`` lists of tensors of these sizes (elements).
+
+    A launch takes tensors in order until its table of tensors or of blocks is full.
+
+    >>> list_launches([65536] * 3, 1), list_launches([1] * 771, 1)
+    ((1, 3), (2, 771))
+    """
+    most = TENSORS_PER_LAUNCH[min(lists, len(TENSORS_PER_LAUNCH)) - 1]
+    launches, tensors, blocks, chunks = 0, 0, 0, 0
+    for size in sizes:
+        parts = -(-size // CHUNK_ELEMENTS)
+        chunks += parts
+        tensors, blocks = tensors + 1, blocks + parts
+        while blocks > BLOCKS_PER_LAUNCH:
+            launches, blocks, tensors = launches + 1, blocks - BLOCKS_PER_LAUNCH, 1
+        if tensors == most:
+            launches, tensors, blocks = launches + 1, 0, 0
+    return launches + (tensors > 0), chunks
+
+
+def _lists(operation: Operation, _: str) -> Told:
+    lists = [tensors_of(argument) for argument in operation.inputs if is_list(argument)]
+    sizes = [spec.numel for spec in lists[0]] if lists else [1]
+    depth = max(len(lists) + (1 if operation.outputs else 0), 1)
+    launches, chunks = list_launches(sizes, depth)
+    name = operation.base_name
+    curve = "optimizer fused" if name.startswith("_fused_") else "optimizer foreach"
+    return (
+        curve,
+        "lists",
+        {"launches": float(launches), "chunks": float(chunks)},
+        {"path": f"{name} {_item_bytes(operation)}"},
+    )
+
+
+def _gemm(operation: Operation, arithmetic: str) -> Told:
+    batch, m, n, k = gemm_sizes(operation)
+    a, b = gemm_operands(operation)
+    bias = "bias" if operation.base_name in ("addmm", "_addmm_activation", "baddbmm") else "plain"
+    labels = {
+        "layout": _order(a) + _order(b),
+        "alignment": _alignment(a, b, *operation.outputs),
+        "operator": "batched" if len(a.shape) == 3 else bias,
+        "precision": arithmetic,
+    }
+    sizes = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
+    return f"gemm {_unit(arithmetic)}", "gemm", sizes, labels
+
+
+def _unit(arithmetic: str) -> str:
+    """bf16 and fp16 run on the same units by the same kernels: one curve has both."""
+    return "16-bit" if arithmetic in ("bf16", "fp16") else arithmetic
+
+
+def _order(factor: TensorSpec) -> str:
+    """T if the factor's last dimension but one is the contiguous one."""
+    if len(factor.shape) < 2:
+        return "N"
+    transposed = factor.stride[-2] == 1 and factor.shape[-1] > 1 and factor.stride[-1] != 1
+    return "T" if transposed else "N"
+
+
+def _alignment(*specs: TensorSpec) -> str:
+    """The largest power of two, up to 16, that divides the bytes between rows of all factors: fast loads need 16."""
+    steps = [max(spec.stride[-2:]) * DTYPE_BYTES[spec.dtype] for spec in specs if len(spec.shape) > 1]
+    return str(math.gcd(ALIGNMENT_BYTES, *steps))
+
+
+def _attention(operation: Operation, arithmetic: str) -> Told:
+    shape = attention_shape(operation)
+    backend = (
+        operation.base_name.removeprefix("_scaled_dot_product_").removesuffix("_backward").removesuffix("_attention")
+    )
+    per_score = 10 if operation.base_name.endswith("_backward") else 4
+    numbers = {
+        "sequences": float(shape.batch * shape.heads),
+        "queries": float(shape.queries),
+        "keys": float(shape.keys),
+        "head_size": float(shape.head_size),
+        "causal": float(shape.causal),
+        "flops_per_score": float(per_score * shape.head_size),
+    }
+    labels = {
+        "dropout": "dropout" if shape.dropout else "none",
+        "causal": "causal" if shape.causal else "full",
+        "precision": arithmetic,
+    }
+    return f"{classify(operation)} {backend} {_unit(arithmetic)}", "attention", numbers, labels
+
+
+def _convolution(operation: Operation, arithmetic: str) -> Told:
+    backward = operation.base_name.startswith("convolution_backward")
+    tensors = [argument for argument in operation.inputs if isinstance(argument, TensorSpec)]
+    x, weight = (tensors[1], tensors[2]) if backward else (tensors[0], tensors[1])
+    y = tensors[0] if backward else operation.outputs[0]
+    rows, channels, out_channels = y.numel / y.shape[1], weight.shape[1], weight.shape[0]
+    window = math.prod(weight.shape[2:])
+    mask = operation.inputs[-1] if backward else ()
+    wants_input, wants_weight = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) and mask else (False, False)
+    x_rows = x.numel / x.shape[1]
+    depth = channels * window
+    numbers = {
+        "rows": rows, "channels": float(channels), "out_channels": float(out_channels), "window": float(window),
+        **_product("forward", not backward, rows, out_channels, depth),
+        **_product("input", backward and wants_input, x_rows, channels, out_channels * window * rows / x_rows),
+        **_product("weight", backward and wants_weight, out_channels, depth, rows),
+    }  # fmt: skip
+    order = "last" if x.stride[1] == 1 and x.shape[1] > 1 else "contiguous"
+    labels = {"layout": order, "precision": arithmetic}
+    return f"{classify(operation)} {_unit(arithmetic)}", "convolution", numbers, labels
+
+
+def _product(name: str, wanted: bool, m: float, n: float, k: float) -> dict[str, float]:
+    sizes = (m, n, k) if wanted else (0.0, 0.0, 0.0)
+    return {f"{name}_{letter}": float(size) for letter, size in zip("mnk", sizes, strict=True)}
+
+
+_EXTRACTORS: dict[str, Extract] = {
+    "gemm": _gemm,
+    "attention_forward": _attention,
+    "attention_backward": _attention,
+    "pointwise": _pointwise,
+    "pointwise_transcendental": _transcendental,
+    "row_forward": _rows,
+    "row_backward": _rows,
+    "reduction": _rows,
+    "column": _columns,
+    "embedding_forward": _simple("embedding_forward"),
+    "embedding_backward": _scatter,
+    "copy": _copy,
+    "cat": _simple("cat"),
+    "fill": _simple("fill"),
+    "dropout": _simple("dropout"),
+    "convolution_forward": _convolution,
+    "convolution_backward": _convolution,
+    "pooling": _placed("pooling"),
+    "batch_norm": _placed("batch_norm"),
+    "optimizer": _lists,
+    "index": _pointwise,
+    "other": _pointwise,
+}

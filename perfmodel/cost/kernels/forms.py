@@ -1,0 +1,144 @@
+"""Cost curves as functions: the function that calibration fits is the function that predicts.
+
+A form turns numbers (bytes, rows, m, n, k ...) and labels (layout, path, operator ...) of many calls into seconds. Its
+parameters are positive; one that is ``labelled`` has a general value and, for each label seen in the fit, its own,
+which the fit pulls towards the general one. They travel flat: ``{"start_s": 2e-6, "elements_per_s [gelu 2]": 1e12}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Numbers = dict[str, Array]
+Values = dict[str, Array]
+SHARPNESS = 4.0  # of the soft maximum of two limits: sum of powers, then root
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Many calls of one curve: equally long columns of numbers and of labels."""
+
+    numbers: Numbers
+    labels: dict[str, list[str]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.numbers.values())))
+
+    def take(self, chosen: NDArray[np.intp]) -> Calls:
+        """The rows at these positions."""
+        numbers = {name: column[chosen] for name, column in self.numbers.items()}
+        return Calls(numbers, {name: [column[i] for i in chosen] for name, column in self.labels.items()})
+
+    @classmethod
+    def of(cls, rows: list[tuple[dict[str, float], dict[str, str]]]) -> Calls:
+        """From one (numbers, labels) pair a call; all pairs have the same names."""
+        numbers = {name: np.array([row[0][name] for row in rows], dtype=np.float64) for name in rows[0][0]}
+        return cls(numbers, {name: [row[1][name] for row in rows] for name in rows[0][1]})
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One positive parameter of a form.
+
+    prior: standard deviation of its logarithm around the starting value; how far the fit may go for how much evidence.
+    labelled: name of the label by which it varies; label_prior: how far one label may lie from the general value.
+    """
+
+    name: str
+    prior: float = 2.0
+    labelled: str | None = None
+    label_prior: float = 0.5
+
+
+@dataclass(frozen=True)
+class Form:
+    """A cost curve's shape.
+
+    time_s: (numbers, parameter values per call) -> seconds. starts: (numbers, measured seconds) -> starting values.
+    coordinates: numbers whose logarithms place a call for the correction of what the form leaves over; places: labels
+    that do so too. Without coordinates there is no correction.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    time_s: Callable[[Numbers, Values], Array]
+    starts: Callable[[Numbers, Array], dict[str, float]]
+    coordinates: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+
+
+def parameter_key(name: str, label: str | None = None) -> str:
+    """How a parameter, or its value for one label, is called in a profile.
+
+    >>> parameter_key("elements_per_s", "gelu 2")
+    'elements_per_s [gelu 2]'
+    """
+    return name if label is None else f"{name} [{label}]"
+
+
+def spread_out(form: Form, parameters: Mapping[str, float], calls: Calls) -> Values:
+    """Each parameter's value for each call; a label the fit has not seen gets the general value."""
+    values = {}
+    for parameter in form.parameters:
+        general = parameters[parameter.name]
+        if parameter.labelled is None:
+            values[parameter.name] = np.full(len(calls), general)
+        else:
+            found = [
+                parameters.get(parameter_key(parameter.name, label), general)
+                for label in calls.labels[parameter.labelled]
+            ]
+            values[parameter.name] = np.array(found)
+    return values
+
+
+def form_time_s(form: Form, parameters: Mapping[str, float], calls: Calls) -> Array:
+    """Seconds of each call by the form alone, without the correction of its leftovers."""
+    return form.time_s(calls.numbers, spread_out(form, parameters, calls))
+
+
+def soft_maximum(*limits: Array) -> Array:
+    """A smooth maximum, a little above the larger where two are equal.
+
+    >>> round(float(soft_maximum(np.array(1.0), np.array(10.0))), 3)
+    10.0
+    """
+    top = np.maximum.reduce(limits)
+    scaled = sum(((limit / top) ** SHARPNESS for limit in limits), start=np.zeros_like(top))
+    return np.asarray(top * scaled ** (1 / SHARPNESS))
+
+
+def transfer_s(moved_bytes: Array, footprint_bytes: Array, values: Values) -> Array:
+    """Seconds to move bytes that are partly in the cache.
+
+    t = bytes (h / B_cache + (1 - h) / B_memory), h = 1 / (1 + (footprint / capacity)^4): repeats of a call find in the
+    cache what the call touches if that fits there.
+    """
+    held = 1 / (1 + (footprint_bytes / values["cache_bytes"]) ** 4)
+    return np.asarray(moved_bytes * (held / values["cache_bytes_per_s"] + (1 - held) / values["memory_bytes_per_s"]))
+
+
+MEMORY_PARAMETERS = (
+    Parameter("start_s", prior=1.0),
+    Parameter("memory_bytes_per_s", prior=1.0),
+    Parameter("cache_bytes_per_s", prior=1.0),
+    Parameter("cache_bytes", prior=0.5),
+)
+
+
+def memory_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
+    """Starting values read off the data: the least time, the largest calls' bandwidth, the best bandwidth at all."""
+    rates = numbers["bytes"] / time_s
+    largest = numbers["bytes"] >= np.quantile(numbers["bytes"], 0.85)
+    memory = float(np.median(rates[largest])) * 1.02
+    return {
+        "start_s": float(np.min(time_s)) * 0.9,
+        "memory_bytes_per_s": memory,
+        "cache_bytes_per_s": max(2 * memory, float(np.max(rates))),
+        "cache_bytes": float(np.max(numbers["cache_bytes"])) * 0.7,
+    }

@@ -1,0 +1,224 @@
+"""The least work an operator call can do: FLOPs, bytes between memory and the chip, and the unit that does the FLOPs.
+
+Two counts of FLOPs are kept apart. :func:`physical_flops` is what the hardware must do (a causal attention skips half
+of its scores): rooflines and achieved rates use it. :func:`model_flops` is the field's convention for MFU, that of
+torch's own counter: products, convolutions and attention only, causal attention not discounted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from perfmodel.cost.kernels.classify import classify
+from perfmodel.units import DTYPE_BYTES
+from perfmodel.workload.keys import uses_tf32
+from perfmodel.workload.ops import Argument, Operation, TensorSpec
+
+_KIND_OF_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp32"}
+_TENSOR_UNIT_CLASSES = frozenset(
+    {"gemm", "attention_forward", "attention_backward", "convolution_forward", "convolution_backward"}
+)
+# Per element, by class: what a straightforward formula needs.
+_FLOPS_PER_ELEMENT = {
+    "pointwise": 1, "pointwise_transcendental": 10, "row_forward": 5, "row_backward": 8, "column": 1, "reduction": 1,
+    "dropout": 2, "pooling": 4, "batch_norm": 5, "optimizer": 1, "embedding_backward": 1,
+}  # fmt: skip
+_FUSED_FLOPS_PER_ELEMENT = 16
+_WRITTEN_LISTS = {
+    "_fused_adamw_": (0, 2, 3),
+    "_fused_adam_": (0, 2, 3),
+    "_fused_sgd_": (0, 2),
+    "_fused_adagrad_": (0, 2),
+}
+_WRITE_ONLY = frozenset(
+    "fill zero zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange".split()
+)
+# Which of their tensors these read; the others they only ask the shape of, or overwrite.
+_READ = {
+    "copy": (-1,),
+    "nll_loss_backward": (2,),
+    "max_pool2d_with_indices_backward": (0, -1),
+    "_adaptive_avg_pool2d_backward": (0,),
+}
+_NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
+
+
+def arithmetic_kind(operation: Operation, matmul_tf32: bool = False, convolution_tf32: bool = True) -> str:
+    """fp32, tf32, bf16 or fp16. Everything but products, convolutions and attention runs on the fp32 units."""
+    if classify(operation) not in _TENSOR_UNIT_CLASSES:
+        return "fp32"
+    if uses_tf32(operation, matmul_tf32, convolution_tf32):
+        return "tf32"
+    dtype = next((spec.dtype for spec in operation.input_tensors() if spec.dtype in _KIND_OF_DTYPE), "float32")
+    return _KIND_OF_DTYPE[dtype]
+
+
+def model_flops(operation: Operation) -> float:
+    """FLOPs as MFU counts them: 2 m n k of products and convolutions (twice that backward), attention 4 B H Sq Sk D
+    forward and 10 backward, causal or not; nothing else.
+
+    >>> a, b = TensorSpec.parse("float32[2,3]"), TensorSpec.parse("float32[3,5]")
+    >>> model_flops(Operation("aten.mm.default", (a, b), (), (TensorSpec.parse("float32[2,5]"),)))
+    60.0
+    """
+    kind = classify(operation)
+    if kind == "gemm":
+        batch, m, n, k = gemm_sizes(operation)
+        return 2.0 * batch * m * n * k
+    if kind == "convolution_forward":
+        return _convolution_flops(_tensor(operation, 1), operation.outputs[0])
+    if kind == "convolution_backward":
+        forward = _convolution_flops(_tensor(operation, 2), _tensor(operation, 0))
+        mask = operation.inputs[-1]
+        wanted = sum(wants is True for wants in mask[:2]) if isinstance(mask, tuple) else 2
+        return wanted * forward
+    if kind in ("attention_forward", "attention_backward"):
+        shape = attention_shape(operation)
+        per_score = 4 if kind == "attention_forward" else 10
+        return float(per_score * shape.batch * shape.heads * shape.queries * shape.keys * shape.head_size)
+    return 0.0
+
+
+def physical_flops(operation: Operation) -> float:
+    """FLOPs the hardware must do: :func:`model_flops`, half of a causal attention skipped, and all other operators."""
+    kind = classify(operation)
+    if kind.startswith("attention"):
+        shape = attention_shape(operation)
+        kept = (1 + 1 / max(shape.keys, 1)) / 2 if shape.causal else 1.0
+        return model_flops(operation) * kept
+    if kind in _TENSOR_UNIT_CLASSES:
+        return model_flops(operation)
+    if operation.base_name.startswith("_fused_adam"):
+        return float(_FUSED_FLOPS_PER_ELEMENT * _elements(operation.inputs[0]))
+    return float(_FLOPS_PER_ELEMENT.get(kind, 0) * elements(operation))
+
+
+def gemm_sizes(operation: Operation) -> tuple[int, int, int, int]:
+    """(batch, m, n, k) of a product [batch, m, k] x [batch, k, n]."""
+    a, b = gemm_operands(operation)
+    if len(a.shape) == 3:
+        return a.shape[0], a.shape[1], b.shape[2], a.shape[2]
+    if len(b.shape) == 1:
+        return 1, (a.shape[0] if len(a.shape) == 2 else 1), 1, a.shape[-1]
+    return 1, a.shape[0], b.shape[1], a.shape[1]
+
+
+def gemm_operands(operation: Operation) -> tuple[TensorSpec, TensorSpec]:
+    """The two factors; a bias before them is left out."""
+    tensors = [argument for argument in operation.inputs if isinstance(argument, TensorSpec)]
+    return tensors[-2], tensors[-1]
+
+
+def _convolution_flops(weight: TensorSpec, output: TensorSpec) -> float:
+    return 2.0 * output.numel * math.prod(weight.shape[1:])
+
+
+class AttentionShape:
+    """What attention's cost depends on: batch, heads, kv_heads, queries, keys, head_size, causal, dropout."""
+
+    __slots__ = ("batch", "causal", "dropout", "head_size", "heads", "keys", "kv_heads", "queries")
+
+    def __init__(self, query: TensorSpec, key: TensorSpec, causal: bool, dropout: float) -> None:
+        self.batch, self.heads, self.queries, self.head_size = query.shape
+        self.kv_heads, self.keys = key.shape[1], key.shape[2]
+        self.causal, self.dropout = causal, dropout
+
+
+# position of dropout_p and is_causal among the positional arguments, forward and backward
+_FLAGS = {
+    "_scaled_dot_product_cudnn_attention": (5, 6), "_scaled_dot_product_cudnn_attention_backward": (13, 14),
+    "_scaled_dot_product_flash_attention": (3, 4), "_scaled_dot_product_flash_attention_backward": (10, 11),
+    "_scaled_dot_product_efficient_attention": (5, 6), "_scaled_dot_product_efficient_attention_backward": (9, 11),
+    "_scaled_dot_product_flash_attention_for_cpu": (3, 4),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (6, 7),
+}  # fmt: skip
+
+
+def attention_shape(operation: Operation) -> AttentionShape:
+    """Sizes and switches of a fused attention call, whatever its backend."""
+    name = operation.base_name
+    first = 1 if name.endswith("_backward") else 0
+    dropout_at, causal_at = _FLAGS.get(name, (99, 99))
+    inputs = operation.inputs
+    dropout = inputs[dropout_at] if len(inputs) > dropout_at else 0.0
+    causal = inputs[causal_at] if len(inputs) > causal_at else False
+    probability = float(dropout) if isinstance(dropout, (int, float)) else 0.0
+    return AttentionShape(_tensor(operation, first), _tensor(operation, first + 1), causal is True, probability)
+
+
+def elements(operation: Operation) -> int:
+    """Elements of the iteration space: the largest tensor touched; of lists, the sum over the first."""
+    first = operation.inputs[0] if operation.inputs else None
+    if is_list(first):
+        return _elements(first)
+    return max((spec.numel for spec in (*operation.input_tensors(), *operation.outputs)), default=0)
+
+
+def is_list(argument: Argument) -> bool:
+    """Whether an argument is a list of tensors (the description of one tensor is a tuple too)."""
+    if not isinstance(argument, tuple) or isinstance(argument, TensorSpec):
+        return False
+    return any(isinstance(item, TensorSpec) for item in argument)
+
+
+def tensors_of(argument: Argument) -> list[TensorSpec]:
+    """The tensors of a list argument, or the one tensor that it is."""
+    items = argument if isinstance(argument, tuple) and not isinstance(argument, TensorSpec) else (argument,)
+    return [item for item in items if isinstance(item, TensorSpec)]
+
+
+def _elements(argument: Argument) -> int:
+    return sum(spec.numel for spec in tensors_of(argument))
+
+
+def least_bytes(operation: Operation) -> float:
+    """Bytes that must cross between memory and the chip: every distinct element read once and written once.
+
+    An in-place operand counts twice; broadcast dimensions once; what is not read (the old content of a fill, most rows
+    of an embedding's table) not at all. Tensors of equal description are taken for different ones.
+    """
+    name = operation.base_name
+    plain = name.removesuffix("_")
+    written = sum(spec.touched_bytes for spec in operation.outputs)
+    if plain in _NOTHING:
+        return 0.0
+    if plain in _WRITE_ONLY:
+        return float(written)
+    if operation.inputs and is_list(operation.inputs[0]):
+        return float(_list_bytes(operation) + written)
+    return float(written + _read_bytes(operation, plain))
+
+
+def _read_bytes(operation: Operation, plain: str) -> int:
+    tensors = [spec for spec in operation.input_tensors() if spec.device != "cpu"]
+    if plain == "embedding":
+        return tensors[1].touched_bytes + operation.outputs[0].bytes
+    if plain in ("index_select", "gather", "index"):
+        return sum(spec.touched_bytes for spec in tensors[1:]) + sum(spec.bytes for spec in operation.outputs)
+    if plain == "nll_loss_forward":
+        return tensors[1].touched_bytes + tensors[0].shape[0] * DTYPE_BYTES[tensors[0].dtype]
+    if plain in _READ:
+        return sum(tensors[position].touched_bytes for position in _READ[plain])
+    return sum(spec.touched_bytes for spec in tensors)
+
+
+def _list_bytes(operation: Operation) -> int:
+    """Reads of every list, and the writes of the lists an in-place operator changes (which it does not return)."""
+    read = sum(spec.touched_bytes for spec in operation.input_tensors() if spec.device != "cpu")
+    if operation.base_name == "_foreach_copy_":
+        return read
+    if not operation.base_name.endswith("_") or operation.outputs:
+        return read
+    changed = _WRITTEN_LISTS.get(operation.base_name, (0,))
+    lists = [operation.inputs[i] for i in changed if i < len(operation.inputs)]
+    return read + sum(_bytes_of(argument) for argument in lists)
+
+
+def _bytes_of(argument: Argument) -> int:
+    return sum(spec.touched_bytes for spec in tensors_of(argument) if spec.device != "cpu")
+
+
+def _tensor(operation: Operation, position: int) -> TensorSpec:
+    found = operation.inputs[position]
+    assert isinstance(found, TensorSpec)
+    return found

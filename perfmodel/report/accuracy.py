@@ -1,0 +1,267 @@
+"""The accuracy card: predictions held against measurements, every case with its sign, and sums of them by class.
+
+An error is predicted over measured, minus one: +2 % means predicted too long or too large. The card is plain data
+(``ACCURACY.json``); :mod:`perfmodel.report.accuracy_text` writes it out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.files import read_json, upgrade, write_atomically
+from perfmodel.hardware.measurement import Measurement
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.workload.scenario import workload_digest
+
+# Format history
+# 1  first
+CARD_VERSION = 1
+REMEDY = "Write it again with `perfmodel compare`."
+LARGEST_WORSENING = 0.003  # of a class's mean absolute error
+
+# Which measured phases a part of the step is; together they are the step.
+PHASES_OF_PART = {"forward": ("forward",), "backward": ("backward",), "optimizer": ("zero_grad", "clip", "optimizer")}
+QUANTITIES = ("step", "synced_step", "forward", "backward", "optimizer", "peak_allocated", "peak_reserved")
+VERSION_KEYS = ("gpu", "driver", "cuda", "torch", "cudnn", "nccl", "transformers", "python")
+WITHOUT_EXACT_KEYS = "step_without_exact_keys"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One measurement with what was predicted for it, with and without kernel times measured for scenarios."""
+
+    measurement: Measurement
+    prediction: Prediction
+    without_exact_keys: Prediction
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
+    what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
+    lies in the predicted 90 % interval. versions: of the machine and libraries that were measured.
+    """
+
+    name: str
+    group: str
+    split: str
+    measured: dict[str, float]
+    predicted: dict[str, float]
+    spread: float
+    steps: int
+    in_interval: bool
+    profile: str
+    versions: dict[str, str]
+    scenario_digest: str
+
+    def error(self, quantity: str) -> float | None:
+        """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
+        measured, predicted = self.measured.get(quantity), self.predicted.get(quantity)
+        return None if not measured or predicted is None else predicted / measured - 1
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of one quantity over some cases. mean, median, p95: of absolute errors. worst: signed. bias: mean error."""
+
+    cases: int
+    mean: float
+    median: float
+    p95: float
+    worst: float
+    worst_case: str
+    bias: float
+
+
+@dataclass(frozen=True)
+class Card:
+    """Every case and what follows from them."""
+
+    cases: tuple[Case, ...]
+
+    @property
+    def groups(self) -> list[str]:
+        return sorted({case.group for case in self.cases})
+
+    def statistics(self, quantity: str, group: str | None = None, split: str | None = None) -> Statistics | None:
+        """Over the cases of a class and a split (None: all) that know the quantity; None if none does."""
+        chosen = [case for case in self.cases if group in (None, case.group) and split in (None, case.split)]
+        errors = {case.name: error for case in chosen if (error := case.error(quantity)) is not None}
+        if not errors:
+            return None
+        worst_case = max(errors, key=lambda name: abs(errors[name]))
+        absolute = [abs(error) for error in errors.values()]
+        return Statistics(
+            cases=len(errors),
+            mean=statistics.fmean(absolute),
+            median=statistics.median(absolute),
+            p95=float(np.percentile(absolute, 95)),
+            worst=errors[worst_case],
+            worst_case=worst_case,
+            bias=statistics.fmean(errors.values()),
+        )
+
+    def repeated(self) -> list[tuple[str, list[Case]]]:
+        """Scenarios that were measured more than once, with their cases."""
+        ordered = sorted(self.cases, key=lambda case: case.scenario_digest)
+        groups = [(digest, list(cases)) for digest, cases in groupby(ordered, key=lambda case: case.scenario_digest)]
+        return [(digest, cases) for digest, cases in groups if len(cases) > 1]
+
+
+def accuracy_card(pairs: Iterable[Pair]) -> Card:
+    """The card of all pairs, cases in order of class and name.
+
+    Raises
+    ------
+    PerfModelError
+        If two cases have one name.
+    """
+    cases = sorted((_case(pair) for pair in pairs), key=lambda case: (case.group, case.name))
+    names = [case.name for case in cases]
+    for name in names:
+        if names.count(name) > 1:
+            raise PerfModelError(
+                f"results: names of measurements must differ (got {name!r} twice). Rename or remove one."
+            )
+    return Card(tuple(cases))
+
+
+def _case(pair: Pair) -> Case:
+    measurement, prediction = pair.measurement, pair.prediction
+    predicted = _predicted(prediction)
+    predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
+    measured = _measured(measurement)
+    measured[WITHOUT_EXACT_KEYS] = measured["step"]
+    low_s, high_s = prediction.interval_s
+    return Case(
+        name=measurement.name,
+        group=measurement.group,
+        split=measurement.split,
+        measured=measured,
+        predicted=predicted,
+        spread=measurement.spread,
+        steps=len(measurement.step_s),
+        in_interval=low_s <= measurement.median_step_s <= high_s,
+        profile=prediction.profile.name,
+        versions=_versions(measurement.provenance),
+        scenario_digest=workload_digest({key: value for key, value in measurement.scenario.items() if key != "name"}),
+    )
+
+
+def _measured(measurement: Measurement) -> dict[str, float]:
+    found: dict[str, float | None] = {
+        "step": measurement.median_step_s,
+        "synced_step": measurement.median_synced_step_s,
+    }
+    for part, phases in PHASES_OF_PART.items():
+        known = [measurement.median_phase_s(phase) for phase in phases if phase in measurement.phases_s]
+        found[part] = sum(known) if known else None
+    found["peak_allocated"] = measurement.peak_allocated_bytes
+    found["peak_reserved"] = measurement.peak_reserved_bytes
+    return {quantity: float(value) for quantity, value in found.items() if value is not None}
+
+
+def _predicted(prediction: Prediction) -> dict[str, float]:
+    found = {"step": prediction.step_time_s, "synced_step": prediction.timeline.synced_step_time_s}
+    for part, phases in PHASES_OF_PART.items():
+        found[part] = sum(span.duration_s for span in prediction.timeline.phases if span.phase in phases)
+    if prediction.memory is not None:
+        found["peak_allocated"] = float(prediction.memory.peak_allocated_bytes)
+        found["peak_reserved"] = float(prediction.memory.peak_reserved_bytes)
+    return found
+
+
+def _versions(provenance: dict[str, Any]) -> dict[str, str]:
+    """What ran, of what the measurement knows about its machine."""
+    known = provenance | {"driver": provenance.get("nvidia_smi", {}).get("driver_version")}
+    return {name: str(known[name]) for name in VERSION_KEYS if known.get(name) is not None}
+
+
+def worsened(card: Card, before: Card) -> list[str]:
+    """A sentence for each class that got worse than in ``before`` by more than LARGEST_WORSENING, or that has vanished.
+
+    Judged by the mean absolute error of the step time, of the step time without exact keys and of the memory peaks.
+    """
+    found = []
+    for quantity in ("step", WITHOUT_EXACT_KEYS, "peak_allocated", "peak_reserved"):
+        for group in [None, *before.groups]:
+            old, new = before.statistics(quantity, group), card.statistics(quantity, group)
+            what = f"{quantity.replace('_', ' ')} of {group or 'all cases'}"
+            if old and not new:
+                found.append(f"{what}: no case is left (it had {old.cases})")
+            elif old and new and new.mean > old.mean + LARGEST_WORSENING:
+                found.append(f"{what}: mean error {new.mean:.2%}, was {old.mean:.2%}")
+    return found
+
+
+def refuse_worse(card: Card, path: Path) -> None:
+    """Compare with the card in ``path``.
+
+    Raises
+    ------
+    PerfModelError
+        If a class got worse, see :func:`worsened`.
+    """
+    found = worsened(card, load_card(path))
+    if found:
+        raise PerfModelError(
+            f"{path}: no class may get worse by more than {100 * LARGEST_WORSENING:.1f} points "
+            f"(got {'; '.join(found)}). "
+            "Mend the model, or say in the change why this is right and write the card again."
+        )
+
+
+def save_card(card: Card, markdown: str, path: Path) -> list[Path]:
+    """Write ``markdown`` to ``path`` and the card's numbers beside it, with the suffix .json."""
+    if path.suffix != ".md":
+        raise PerfModelError(f"{path}: an accuracy card must end in .md (got {path.name!r}). Rename it.")
+    beside = path.with_suffix(".json")
+    write_atomically(path, markdown)
+    write_atomically(beside, json.dumps(card_json(card), indent=1) + "\n")
+    return [path, beside]
+
+
+def card_json(card: Card) -> dict[str, Any]:
+    """The card as plain data, rounded to what a comparison can see."""
+    summary = {quantity: _summary(card, quantity) for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS)}
+    return {"version": CARD_VERSION, "summary": summary, "cases": [_rounded(asdict(case)) for case in card.cases]}
+
+
+def _summary(card: Card, quantity: str) -> dict[str, Any]:
+    found = {split: card.statistics(quantity, split=split) for split in ("held-out", "tuning")}
+    found["all"] = card.statistics(quantity)
+    found |= {f"class {group}": card.statistics(quantity, group) for group in card.groups}
+    return {name: _rounded(asdict(row)) for name, row in found.items() if row is not None}
+
+
+def load_card(path: Path) -> Card:
+    """Read ``ACCURACY.json``.
+
+    Raises
+    ------
+    PerfModelError
+        If it is not a whole card.
+    """
+    data = upgrade(path, read_json(path, "an accuracy card", REMEDY), CARD_VERSION, {}, REMEDY)
+    try:
+        return Card(tuple(Case(**case) for case in data["cases"]))
+    except (KeyError, TypeError) as error:
+        raise PerfModelError(f"{path}: an accuracy card must hold whole cases ({error}). {REMEDY}") from error
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to seven significant digits, so that the last bits of a machine do not show in a diff."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,106 @@
+"""Pictures of the accuracy card: predicted against measured with the ±5 % band, and every case's error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfmodel.report.accuracy import Card, Case
+from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.units import GIB, MS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BAND = 0.05
+MARKERS = {"tuning": "o", "held-out": "D"}
+PICTURES = {
+    "step": ("step time", MS, "ms"),
+    "peak_allocated": ("peak memory allocated", GIB, "GiB"),
+    "peak_reserved": ("peak memory reserved", GIB, "GiB"),
+}
+
+
+def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
+    """Write predicted-against-measured.png for each quantity that the card knows, and errors.png for the step time."""
+    saved = []
+    for quantity, (title, _, _) in PICTURES.items():
+        if card.statistics(quantity) is None:
+            continue
+        name = quantity.replace("_", "-")
+        saved.append(
+            save_figure(
+                directory / f"{name}.png",
+                f"{title}: predicted against measured",
+                (10, 9),
+                [lambda ax, quantity=quantity: plot_predicted_against_measured(card, quantity, ax)],  # type: ignore[misc]
+            )
+        )
+        saved.append(
+            save_figure(
+                directory / f"{name}-errors.png",
+                f"{title}: predicted over measured, minus one",
+                (12, 2.5 + 0.36 * len(card.cases)),
+                [lambda ax, quantity=quantity: plot_errors(card, quantity, ax)],  # type: ignore[misc]
+            )
+        )
+    return saved
+
+
+def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
+    """Each case as a point, diamonds held out, on logarithmic axes with the diagonal and its ±5 % band."""
+    ax = axes_or_new(ax)
+    _, scale, unit = PICTURES[quantity]
+    cases = [case for case in card.cases if case.error(quantity) is not None]
+    values = [side[quantity] / scale for case in cases for side in (case.measured, case.predicted)]
+    ends = np.array([min(values) / 1.5, max(values) * 1.5])
+    ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#DDDDDD", label="±5 %")
+    ax.plot(ends, ends, color="black", linewidth=1)
+    for (group, split), members in _by_group_and_split(cases).items():
+        x = [case.measured[quantity] / scale for case in members]
+        y = [case.predicted[quantity] / scale for case in members]
+        label = f"{group}, {split}"
+        ax.scatter(
+            x, y, s=90, color=_colour(card, group), marker=MARKERS[split], edgecolor="white", label=label, zorder=3
+        )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(*ends)
+    ax.set_ylim(*ends)
+    ax.set_aspect("equal")
+    ax.set_xlabel(f"measured, {unit}")
+    ax.set_ylabel(f"predicted, {unit}")
+    ax.legend(loc="upper left", frameon=False, fontsize=12)
+    return ax
+
+
+def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
+    """Each case's signed error as a point in a row of its own, over the ±5 % band."""
+    ax = axes_or_new(ax)
+    cases = [case for case in card.cases if case.error(quantity) is not None]
+    ax.axvspan(-100 * BAND, 100 * BAND, color="#EEEEEE")
+    ax.axvline(0, color="black", linewidth=1)
+    for row, case in enumerate(cases):
+        error = case.error(quantity)
+        assert error is not None
+        ax.plot(100 * error, row, MARKERS[case.split], color=_colour(card, case.group), markersize=9)
+    ax.set_yticks(range(len(cases)), [f"{case.name}{' *' if case.split == 'held-out' else ''}" for case in cases])
+    ax.set_ylim(len(cases) - 0.4, -0.6)
+    farthest = max(abs(case.error(quantity) or 0.0) for case in cases)
+    ax.set_xlim(-110 * max(BAND, farthest), 110 * max(BAND, farthest))
+    ax.set_xlabel("error, %; the band is ±5 %, diamonds and * are held out")
+    ax.grid(axis="y", color="#DDDDDD", zorder=0)
+    return ax
+
+
+def _by_group_and_split(cases: list[Case]) -> dict[tuple[str, str], list[Case]]:
+    found: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        found.setdefault((case.group, case.split), []).append(case)
+    return found
+
+
+def _colour(card: Card, group: str) -> str:
+    return COLOURS[card.groups.index(group) % len(COLOURS)]

@@ -1,0 +1,162 @@
+"""The accuracy card as Markdown: what a reader of ACCURACY.md finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from perfmodel.report.accuracy import QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
+from perfmodel.units import format_bytes, format_seconds
+
+INTRODUCTION = """# Accuracy
+
+Predicted against measured. An error is predicted over measured, minus one: plus means predicted too long or too large.
+Mean, median, 95th percentile and worst are of absolute errors (the worst keeps its sign); bias is the mean of the
+signed ones. Held-out cases were named before they were measured and their steps were never used to build the model.
+Drawn up by `perfmodel compare` from the measurement files, without a GPU; `make accuracy` does it again."""
+
+GRID_ONLY = "Only the general grid and its fitted curves; no kernel was measured for these scenarios."
+SECTIONS = (
+    ("step", "Step time", "Steady state: no synchronisation between steps."),
+    (WITHOUT_EXACT_KEYS, "Step time without exact keys", GRID_ONLY),
+    ("synced_step", "Step time with a synchronisation after each step", ""),
+    ("forward", "Forward", ""),
+    ("backward", "Backward", ""),
+    ("optimizer", "Optimizer", "With clipping and the clearing of gradients."),
+    ("peak_allocated", "Peak memory allocated", ""),
+    ("peak_reserved", "Peak memory reserved", ""),
+)
+COLUMNS = {
+    "step": "step",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "synced_step": "synced",
+    "peak_allocated": "allocated",
+    "peak_reserved": "reserved",
+    WITHOUT_EXACT_KEYS: "without exact keys",
+}
+
+
+def accuracy_markdown(card: Card) -> str:
+    """The whole of ACCURACY.md."""
+    parts = [INTRODUCTION]
+    parts += [_section(card, quantity, title, remark) for quantity, title, remark in SECTIONS]
+    parts += [_every_case(card), _interval_coverage(card), _noise_floor(card), _versions(card)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary_line(card: Card) -> str:
+    """One line for the terminal: step-time errors of the held-out cases, or of all where none is held out."""
+    split = "held-out" if card.statistics("step", split="held-out") else None
+    found = card.statistics("step", split=split)
+    if found is None:
+        return "no case"
+    cases = f"{found.cases} {split} cases" if split else f"{found.cases} cases"
+    return (
+        f"{cases}: step time off by {found.median:.2%} in the median, {found.mean:.2%} in the mean, "
+        f"{found.worst:+.2%} at worst ({found.worst_case})"
+    )
+
+
+def case_table(card: Card) -> RenderableType:
+    """Each case with what was measured and predicted, for the terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("case", "", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True, header_style="cyan")
+    for case in card.cases:
+        name = case.name
+        for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS):
+            error = case.error(quantity)
+            if error is None:
+                continue
+            unit = format_bytes if quantity.startswith("peak") else format_seconds
+            values = (unit(case.measured[quantity]), unit(case.predicted[quantity]), _percent(f"{error:+.1%}"))
+            table.add_row(name, quantity.replace("_", " "), *values)
+            name = ""
+    return table
+
+
+def _percent(text: str) -> str:
+    return text.replace("%", " %")
+
+
+def _section(card: Card, quantity: str, title: str, remark: str) -> str:
+    rows = [(split, card.statistics(quantity, split=split)) for split in ("held-out", "tuning")]
+    rows.append(("all", card.statistics(quantity)))
+    rows += [(f"class {group}", card.statistics(quantity, group)) for group in card.groups]
+    cells = [_statistics_cells(name, found) for name, found in rows if found]
+    if not cells:
+        return ""
+    head = ("", "cases", "mean", "median", "p95", "worst", "worst case", "bias")
+    return "\n\n".join(part for part in (f"## {title}", remark, _table(head, cells)) if part)
+
+
+def _statistics_cells(name: str, found: Statistics) -> list[str]:
+    percentages = [f"{value:.2%}" for value in (found.mean, found.median, found.p95)]
+    return [name, str(found.cases), *percentages, f"{found.worst:+.2%}", found.worst_case, f"{found.bias:+.2%}"]
+
+
+def _every_case(card: Card) -> str:
+    head = ("case", "class", "split", "measured", "predicted", *COLUMNS.values())
+    rows = [
+        [
+            case.name,
+            case.group,
+            case.split,
+            format_seconds(case.measured["step"]),
+            format_seconds(case.predicted["step"]),
+        ]
+        + [_error(case, quantity) for quantity in COLUMNS]
+        for case in card.cases
+    ]
+    return f"## Every case\n\n{_table(head, rows)}"
+
+
+def _error(case: Case, quantity: str) -> str:
+    error = case.error(quantity)
+    return "" if error is None else f"{error:+.2%}"
+
+
+def _interval_coverage(card: Card) -> str:
+    inside = sum(case.in_interval for case in card.cases)
+    text = f"{inside} of {len(card.cases)} measured steps lie in the predicted 90 % interval, which is uncalibrated."
+    return f"## Intervals\n\n{text}"
+
+
+def _noise_floor(card: Card) -> str:
+    rows = [
+        [case.name, str(case.steps), f"{case.spread:.2%}"] for case in sorted(card.cases, key=lambda case: -case.spread)
+    ]
+    spread = _table(("case", "steps", "spread"), rows)
+    remark = "Spread: standard deviation of a measurement's steps over their median, largest first."
+    return "\n\n".join(["## Noise floor", remark, spread, _repeats(card)]).rstrip()
+
+
+def _repeats(card: Card) -> str:
+    rows = []
+    for _, cases in card.repeated():
+        times = [case.measured["step"] for case in cases]
+        rows.append([", ".join(case.name for case in cases), f"{(max(times) - min(times)) / min(times):.2%}"])
+    if not rows:
+        return "No scenario was measured twice."
+    return "Scenarios measured more than once, and how far their medians lie apart:\n\n" + _table(
+        ("cases", "apart"), rows
+    )
+
+
+def _versions(card: Card) -> str:
+    seen: dict[tuple[str, ...], int] = {}
+    names = sorted({name for case in card.cases for name in case.versions})
+    for case in card.cases:
+        row = (case.profile, *(case.versions.get(name, "") for name in names))
+        seen[row] = seen.get(row, 0) + 1
+    rows = [[*row, str(count)] for row, count in seen.items()]
+    return f"## Versions\n\n{_table(('profile', *names, 'cases'), rows)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])

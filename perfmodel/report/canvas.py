@@ -1,0 +1,51 @@
+"""How every picture looks, and the one place where they are saved. matplotlib is imported only to draw something."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Paul Tol's bright scheme and two more: distinct for colour-blind readers.
+COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44BB99")
+OTHER_COLOUR = "#BBBBBB"
+STYLE = {
+    "font.size": 14,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 15,
+    "figure.titlesize": 15,
+    "figure.titleweight": "bold",
+}
+DOTS_PER_INCH = 120
+
+
+def axes_or_new(ax: Axes | None) -> Axes:
+    """``ax``, or the Axes of a new figure that no window manager knows of."""
+    if ax is not None:
+        return ax
+    from matplotlib.figure import Figure
+
+    return Figure(layout="constrained").subplots()
+
+
+def save_figure(path: Path, title: str, size_inch: tuple[float, float], draw: Sequence[Callable[[Axes], Axes]]) -> Path:
+    """Draw each of ``draw`` on Axes of its own, below each other, and write the PNG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size_inch, layout="constrained")
+        for draw_on, ax in zip(draw, figure.subplots(len(draw), squeeze=False)[:, 0], strict=True):
+            draw_on(ax)
+        figure.suptitle(title)
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+    write_atomically(path, content.getvalue())
+    return path

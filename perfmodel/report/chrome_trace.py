@@ -1,0 +1,180 @@
+"""A predicted step as a Chrome trace: opens in Perfetto, chrome://tracing and HolisticTraceAnalysis.
+
+Written as torch.profiler writes one: a process a rank, a thread for the host, one for each stream; an operator call on
+the host (``cpu_op``) launches (``cuda_runtime``) a kernel (``kernel``), and an arrow (``ac2g``) joins the two. Times in
+the file are microseconds, as the format wants; several kernels of one operator are one slice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.errors import PerfModelError
+from perfmodel.files import write_atomically
+from perfmodel.report.operators import profiler_name, use_by_operation
+from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.timeline import PhaseSpan
+from perfmodel.units import US
+
+Event = dict[str, Any]
+
+HOST_THREAD = 1
+HOST_PHASES_THREAD = 2
+DEVICE_PHASES_THREAD = 3
+FIRST_STREAM_THREAD = 7  # torch numbers the default stream 7
+
+
+def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None:
+    """Write the trace of one rank to ``path``, compressed if it ends in ``.gz``.
+
+    Raises
+    ------
+    PerfModelError
+        If ``path`` does not end in .json or .json.gz, or cannot be written.
+    """
+    if not path.name.endswith((".json", ".json.gz")):
+        raise PerfModelError(f"{path}: a trace must end in .json or .json.gz (got {path.name!r}). Rename it.")
+    text = json.dumps(chrome_trace(prediction, rank), separators=(",", ":"))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)
+
+
+def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
+    """The trace as plain data."""
+    on_device = prediction.profile.device.kind == "cuda"
+    events = [
+        *_names(prediction, rank, on_device),
+        *_phases(prediction, rank, on_device),
+        *_modules(prediction, rank, on_device),
+    ]
+    events += _operators(prediction, rank) if on_device else _operators_of_one_clock(prediction, rank)
+    device = prediction.profile.device
+    major, minor = device.compute_capability or (0, 0)
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [
+            {
+                "id": rank,
+                "name": device.name,
+                "totalGlobalMem": device.memory_bytes,
+                "computeMajor": major,
+                "computeMinor": minor,
+                "numSms": device.multiprocessors,
+            }
+        ],
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": prediction.scenario.hardware.gpus},
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+        "traceName": f"{prediction.scenario.name} predicted on {prediction.profile.name}",
+        "traceEvents": events,
+    }
+
+
+def _names(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event]:
+    threads = {HOST_THREAD: "host", HOST_PHASES_THREAD: "host phases"}
+    if on_device:
+        streams = np.unique(prediction.timeline.stream).tolist()
+        threads[DEVICE_PHASES_THREAD] = "device phases"
+        threads |= {FIRST_STREAM_THREAD + stream: f"stream {FIRST_STREAM_THREAD + stream}" for stream in streams}
+    yield _metadata("process_name", rank, 0, name=f"rank {rank}: {prediction.profile.device.name}")
+    yield _metadata("process_sort_index", rank, 0, sort_index=rank)
+    for thread, name in threads.items():
+        yield _metadata("thread_name", rank, thread, name=name)
+        yield _metadata("thread_sort_index", rank, thread, sort_index=thread)
+
+
+def _metadata(kind: str, rank: int, thread: int, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "ts": 0, "args": args}
+
+
+def _slice(category: str, name: str, rank: int, thread: int, start_s: float, end_s: float, **args: Any) -> Event:
+    event = {"ph": "X", "cat": category, "name": name, "pid": rank, "tid": thread}
+    start_us, end_us = _microseconds(start_s), _microseconds(end_s)
+    return event | {"ts": start_us, "dur": round(end_us - start_us, 3), "args": args}
+
+
+def _microseconds(seconds: float) -> float:
+    """To the nanosecond, so that slices that touch still do."""
+    return round(seconds / US, 3)
+
+
+def _phases(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event]:
+    timeline = prediction.timeline
+    hosts = timeline.host_spans
+    if hosts:
+        yield _slice("user_annotation", "ProfilerStep#0", rank, HOST_THREAD, hosts[0].start_s, hosts[-1].end_s)
+    for span in hosts:
+        yield _slice("user_annotation", _phase_name(span), rank, HOST_PHASES_THREAD, span.start_s, span.end_s)
+    for span in timeline.phases if on_device else ():
+        yield _slice("gpu_user_annotation", _phase_name(span), rank, DEVICE_PHASES_THREAD, span.start_s, span.end_s)
+
+
+def _phase_name(span: PhaseSpan) -> str:
+    return span.phase if span.micro_batch < 0 else f"{span.phase} {span.micro_batch}"
+
+
+def _modules(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event]:
+    """The module each stretch of operators belongs to, as slices over them on the host's thread."""
+    timeline, modules = prediction.timeline, prediction.program.trace.modules
+    if not len(timeline.module):
+        return
+    begins, ends = (timeline.host_start_s, timeline.issue_s) if on_device else (timeline.start_s, timeline.end_s)
+    same = (np.diff(timeline.module) == 0) & (np.diff(timeline.run) == 0)
+    starts = np.concatenate([[0], np.flatnonzero(~same) + 1])
+    stops = np.append(starts[1:], len(timeline.module))
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        module = int(timeline.module[start])
+        if module >= 0:
+            name, kind = modules[module]
+            label = f"{name or 'root'} ({kind})"
+            yield _slice("user_annotation", label, rank, HOST_THREAD, float(begins[start]), float(ends[stop - 1]))
+
+
+def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
+    timeline, uses = prediction.timeline, use_by_operation(prediction)
+    columns = (
+        timeline.operation,
+        timeline.stream,
+        timeline.host_start_s,
+        timeline.issue_s,
+        timeline.start_s,
+        timeline.end_s,
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=1):
+        thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.trace.operations[operation])
+        link = {"External id": correlation, "correlation": correlation}
+        yield _slice("cpu_op", name, rank, HOST_THREAD, host_start_s, issue_s, **{"External id": correlation})
+        yield _slice("cuda_runtime", "cudaLaunchKernel", rank, HOST_THREAD, host_start_s, issue_s, **link)
+        details = {"device": rank, "stream": thread, **link, **_details(uses[operation])}
+        yield _slice("kernel", name, rank, thread, start_s, end_s, **details)
+        arrow = {"cat": "ac2g", "name": "ac2g", "id": correlation, "pid": rank}
+        yield {"ph": "s", "tid": HOST_THREAD, "ts": _microseconds(host_start_s), **arrow}
+        yield {"ph": "f", "bp": "e", "tid": thread, "ts": _microseconds(start_s), **arrow}
+
+
+def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event]:
+    """On a CPU the host runs the operators itself."""
+    timeline, uses = prediction.timeline, use_by_operation(prediction)
+    rows = zip(*(column.tolist() for column in (timeline.operation, timeline.start_s, timeline.end_s)), strict=True)
+    for operation, start_s, end_s in rows:
+        name = profiler_name(prediction.program.trace.operations[operation])
+        yield _slice("cpu_op", name, rank, HOST_THREAD, start_s, end_s, **_details(uses[operation]))
+
+
+def _details(use: KernelUse) -> dict[str, Any]:
+    """What a slice tells when it is clicked on: kernel key, where its time comes from, and the work in it."""
+    cost = use.cost
+    return {
+        "key": use.key,
+        "kind": cost.kind,
+        "source": cost.source,
+        "flops": cost.flops,
+        "bytes": cost.bytes,
+        "kernels": cost.kernels,
+    }

@@ -1,0 +1,65 @@
+"""``perfmodel predict --json``: the answer as plain data, seconds and bytes, keys as contracted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.hardware.measurement import StepMemory
+from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
+from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.prediction import Prediction
+
+# Format history
+# 1  first
+REPORT_VERSION = 1
+
+
+def json_report(prediction: Prediction) -> dict[str, Any]:
+    """Everything that `perfmodel predict --json` prints.
+
+    ``mfu`` is null where the profile has no datasheet peak; ``memory`` and ``fits`` where memory is not predicted (a
+    CPU). ``memory.ranks`` has one entry for each distinct rank; ``first_step`` creates the optimizer states.
+    """
+    memory = prediction.memory
+    return {
+        "version": REPORT_VERSION,
+        "scenario": prediction.scenario.model_dump(mode="json", exclude_none=True),
+        "profile": {"name": prediction.profile.name, "device": prediction.profile.device.name},
+        "step_time_s": prediction.step_time_s,
+        "step_time_interval_s": list(prediction.interval_s),
+        "synced_step_time_s": prediction.timeline.synced_step_time_s,
+        "throughput_samples_per_s": throughput_samples_per_s(prediction),
+        "mfu": mfu(prediction),
+        "memory": None if memory is None else _memory(memory),
+        "fits": None if memory is None else memory.fits,
+        "breakdown": prediction.breakdown,
+        "communication_bytes": prediction.communication_bytes,
+        "bottleneck": prediction.bottleneck,
+        "provenance": prediction.provenance,
+        "kernels": [
+            {
+                "key": use.key,
+                "kind": use.cost.kind,
+                "count": use.count,
+                "total_s": use.total_s,
+                "source": use.cost.source,
+            }
+            for use in prediction.kernels
+        ],
+        "warnings": list(prediction.warnings),
+    }
+
+
+def _memory(memory: MemoryTimeline) -> dict[str, Any]:
+    rank = {**_peaks(memory.steady), "device_bytes": memory.device_bytes}
+    return {
+        **rank,
+        "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
+        "retries": memory.retries,
+        "first_step": _peaks(memory.first),
+        "ranks": [{"rank": 0, **rank}],
+    }
+
+
+def _peaks(step: StepMemory) -> dict[str, int]:
+    return {"peak_allocated_bytes": step.peak_allocated_bytes, "peak_reserved_bytes": step.peak_reserved_bytes}

@@ -1,0 +1,161 @@
+"""A predicted memory timeline in the form of ``torch.cuda.memory._snapshot()``.
+
+The file opens in https://pytorch.org/memory_viz and in ``python -m torch.cuda._memory_viz``: every allocation from the
+building of the model to the end of the last step, with the operator and module that asked for it as its stack.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.files import write_atomically
+from perfmodel.program.program import PhaseRun, Program
+from perfmodel.simulate.allocator import SegmentEvent, SegmentState
+from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+
+PICKLE_PROTOCOL = 4  # the newest that the viewer reads
+NO_CATEGORY = "unknown"  # the viewer wants one entry of it once categories are used
+
+Frames = list[dict[str, Any]]
+Entry = dict[str, Any]
+
+
+def save_memory_snapshot(program: Program, memory: MemoryTimeline, path: Path) -> None:
+    """Write :func:`memory_snapshot` to ``path`` atomically."""
+    write_atomically(path, pickle.dumps(memory_snapshot(program, memory), protocol=PICKLE_PROTOCOL))
+
+
+def memory_snapshot(program: Program, memory: MemoryTimeline) -> dict[str, Any]:
+    """Segments as the last step leaves them, and the history that led there.
+
+    Returns
+    -------
+    dict
+        ``segments`` and ``device_traces`` (one device) as torch writes them; sizes in bytes. An entry's ``category`` is
+        the :class:`StorageKind` of what it allocates; sizes of entries are what was asked for, not whole blocks.
+    """
+    frames_at: dict[int, Frames] = {}
+    trace = list(_entries(program, memory, frames_at))
+    return {
+        "segments": [_segment(segment, frames_at) for segment in memory.allocator.segments()],
+        "device_traces": [trace],
+        "allocator_settings": {},
+        "external_annotations": [],
+    }
+
+
+def _entries(program: Program, memory: MemoryTimeline, frames_at: dict[int, Frames]) -> Iterator[Entry]:
+    """The history; ``frames_at`` ends as the stack of every block still held."""
+    asked: dict[int, int] = {}
+    segments = iter(memory.allocator.segment_log)
+    reserved_bytes = 0
+    yield {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": NO_CATEGORY}
+    for part, columns in memory.history:
+        stacks = _stacks(program, part)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for event, request_bytes, address, kind, _, reserved_after_bytes in rows:
+            frames = stacks[event] if event >= 0 else _MODEL_FRAMES
+            while reserved_bytes != reserved_after_bytes:
+                bought = next(segments)
+                reserved_bytes += bought.bytes if bought.action == "segment_alloc" else -bought.bytes
+                yield _entry(bought.action, bought.address, bought.bytes, frames)
+            if request_bytes:
+                asked[address], frames_at[address] = request_bytes, frames
+                yield _entry("alloc", address, request_bytes, frames) | {"category": StorageKind(kind).name.lower()}
+            elif address in asked:
+                size = asked.pop(address)
+                del frames_at[address]
+                yield _entry("free_requested", address, size, frames)
+                yield _entry("free_completed", address, size, frames)
+    yield from _ending(memory, segments)
+
+
+def _ending(memory: MemoryTimeline, segments: Iterator[SegmentEvent]) -> Iterator[Entry]:
+    """What a request that did not fit gave back in vain, and the request."""
+    for event in segments:
+        yield _entry(event.action, event.address, event.bytes, [])
+    error = memory.out_of_memory
+    if error is not None:
+        free_bytes = error.limit_bytes - error.reserved_bytes
+        yield _entry("oom", 0, error.requested_bytes, []) | {"device_free": free_bytes}
+
+
+def _entry(action: str, address: int, size: int, frames: Frames) -> Entry:
+    return {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+
+
+def _frame(name: str, place: str) -> dict[str, Any]:
+    return {"name": name, "filename": place, "line": 0}
+
+
+_MODEL_FRAMES = [_frame("building the model and its inputs", "model")]
+
+
+def _stacks(program: Program, part: str) -> list[Frames]:
+    """For each instruction of the part's step: the operator it belongs to, the module or autograd node, the phase."""
+    if part == "model":
+        return []
+    trace = program.trace
+    if part == "first":
+        return _stacks_of_runs(trace, trace.first, program.first_runs)
+    return _stacks_of_runs(trace, trace.steady, program.runs)
+
+
+def _stacks_of_runs(trace: Trace, events: StepEvents, runs: Sequence[PhaseRun]) -> list[Frames]:
+    stacks: list[Frames] = []
+    for run in runs:
+        place = run.phase if run.micro_batch < 0 else f"{run.phase} of micro-batch {run.micro_batch}"
+        part = slice(run.segment.start, run.segment.stop)
+        stacks += _stacks_of_segment(trace, events.kind[part], events.a[part], place)
+    return stacks
+
+
+def _stacks_of_segment(trace: Trace, kinds: np.ndarray, numbers: np.ndarray, place: str) -> Iterator[Frames]:
+    modules: list[str] = []
+    node = ""
+    frames = [_frame("outside any operator", place)]
+    for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True):
+        if kind == EventKind.MODULE_ENTER:
+            modules.append(trace.modules[number][0])
+        elif kind == EventKind.MODULE_EXIT and modules:
+            modules.pop()
+        elif kind == EventKind.NODE:
+            node = trace.nodes[number]
+        elif kind == EventKind.OP:
+            caller = node or (modules[-1] if modules else "")
+            frames = [_frame(trace.operations[number].name, place)]
+            frames += [_frame(caller, place)] if caller else []
+        yield frames
+
+
+def _segment(segment: SegmentState, frames_at: dict[int, Frames]) -> dict[str, Any]:
+    active = [block for block in segment.blocks if block.state != "inactive"]
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.bytes,
+        "allocated_size": sum(block.bytes for block in active if block.state == "active_allocated"),
+        "active_size": sum(block.bytes for block in active),
+        "requested_size": sum(block.requested_bytes for block in active),
+        "stream": segment.stream,
+        "segment_type": segment.pool,
+        "segment_pool_id": [0, 0],
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.bytes,
+                "requested_size": block.requested_bytes,
+                "state": block.state,
+                "frames": frames_at.get(block.address, []),
+            }
+            for block in segment.blocks
+        ],
+    }

@@ -1,0 +1,38 @@
+"""The operators of a predicted step by their index in the trace: what they are called, what they cost."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation
+
+
+def profiler_name(operation: Operation) -> str:
+    """The operator as torch.profiler names it.
+
+    >>> profiler_name(Operation("aten.mm.default"))
+    'aten::mm'
+    """
+    namespace, base = operation.name.split(".")[:2]
+    return f"{namespace}::{base}"
+
+
+def use_by_operation(prediction: Prediction) -> dict[int, KernelUse]:
+    """For each operation that the step launches, its kernel key with what that costs."""
+    by_key = {use.key: use for use in prediction.kernels}
+    operations = prediction.program.trace.operations
+    tf32 = prediction.scenario.matmul_tf32
+    return {
+        index: by_key[kernel_key(operations[index], tf32)]
+        for index in np.unique(prediction.timeline.operation).tolist()
+    }
+
+
+def seconds_by_kind(prediction: Prediction) -> dict[str, float]:
+    """Device seconds of the step by cost class, largest first."""
+    totals: dict[str, float] = {}
+    for use in prediction.kernels:
+        totals[use.cost.kind] = totals.get(use.cost.kind, 0.0) + use.total_s
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -1,0 +1,85 @@
+"""`perfmodel profile show`: what a profile knows, how well its curves hold, and what in it is unstable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from perfmodel.hardware.profile import Profile
+from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
+
+MOST_UNSTABLE = 10
+
+
+def profile_report(profile: Profile) -> RenderableType:
+    """The whole answer, to be printed by a rich console."""
+    parts: list[RenderableType] = [
+        Text(f"{profile.name}: {profile.gpus} x {profile.device.name}", style="bold"),
+        _machine(profile),
+    ]
+    if profile.curves:
+        parts.append(_curves(profile))
+    parts.append(Text(_unstable(profile)))
+    return Group(*parts)
+
+
+def _machine(profile: Profile) -> Table:
+    device, launch = profile.device, profile.launch
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_row("memory", format_bytes(device.memory_bytes))
+    if device.peak_memory_bytes_per_s is not None:
+        table.add_row("datasheet bandwidth", format_bytes_per_s(device.peak_memory_bytes_per_s))
+    for arithmetic, peak in device.peak_flops_per_s.items():
+        table.add_row(f"datasheet {arithmetic}", format_flops_per_s(peak))
+    table.add_row(
+        "launch",
+        f"latency {format_seconds(launch.latency_s)}, gap {format_seconds(launch.gap_s)}, "
+        f"queue {launch.queue_depth}, synchronise {format_seconds(launch.synchronize_s)}",
+    )
+    measured = [record for record in profile.kernels.values() if record.time_s is not None]
+    grid = sum(record.origin == "grid" for record in measured)
+    failed = len(profile.kernels) - len(measured)
+    table.add_row("kernels", f"{grid} of the grid, {len(measured) - grid} for scenarios, {failed} that failed")
+    table.add_row("host costs", f"{len(profile.host)}")
+    for name, value in _flat(profile.provenance):
+        table.add_row(name, value)
+    return table
+
+
+def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found = []
+    for name, value in provenance.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", str(value)))
+    return found
+
+
+def _curves(profile: Profile) -> Table:
+    title = "\nfitted curves: error at each grid point when it is predicted from the others"
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
+    for name in ("curve", "form", "points", "median", "p90", "worst", "bias"):
+        table.add_column(
+            name, justify="left" if name in ("curve", "form") else "right", header_style="cyan", no_wrap=True
+        )
+    for name, curve in sorted(profile.curves.items()):
+        errors = [curve.leave_one_out.get(measure) for measure in ("median", "p90", "worst", "bias")]
+        cells = ["" if error is None else f"{error:.1%}".replace("%", " %") for error in errors]
+        table.add_row(name, curve.form, str(curve.points), *cells)
+    return table
+
+
+def _unstable(profile: Profile) -> str:
+    if not profile.unstable:
+        return "\nno key was measured unstable"
+    shown = "\n".join(f"  {key}" for key in profile.unstable[:MOST_UNSTABLE])
+    more = len(profile.unstable) - MOST_UNSTABLE
+    rest = f"\n  and {more} more" if more > 0 else ""
+    head = f"\n{len(profile.unstable)} keys were measured unstable; `perfmodel calibrate --only KEY` repeats one:"
+    return f"{head}\n{shown}{rest}"

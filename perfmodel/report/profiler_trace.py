@@ -1,0 +1,189 @@
+"""Reading a Chrome trace of torch.profiler: which operators ran on the device in a step, in order, and for how long."""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.units import US
+
+REMEDY = "Export one with torch.profiler's export_chrome_trace."
+LAUNCHES = {"cuda_runtime", "cuda_driver"}
+DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+@dataclass(frozen=True)
+class RecordedOperator:
+    """One operator call: its name without namespace, when its first kernel starts, and the seconds its kernels take."""
+
+    name: str
+    start_s: float
+    busy_s: float
+    kernels: int
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """operators: in the order the device ran them. step_s: to the start of the next step where that was recorded too,
+    else to the end of the last kernel.
+    """
+
+    operators: tuple[RecordedOperator, ...]
+    step_s: float
+
+    @property
+    def busy_s(self) -> float:
+        return sum(operator.busy_s for operator in self.operators)
+
+
+def load_step(path: Path, known: Collection[str]) -> RecordedStep:
+    """The last whole step in a trace file.
+
+    Parameters
+    ----------
+    path : Path
+        ``.json`` or ``.json.gz``, as torch.profiler exports it.
+    known : collection of str
+        Operator names (without namespace) to look for. A kernel belongs to the outermost call around its launch that
+        has one of these names, or to the innermost call if none has.
+
+    Raises
+    ------
+    PerfModelError
+        If the file is not such a trace, or no operator runs in it.
+    """
+    events = _slices(path)
+    operators = _on_device(events, known) or _on_host(events, known)
+    if not operators:
+        raise PerfModelError(f"{path}: a profiler trace must hold operators that ran (got none). {REMEDY}")
+    return _last_step(operators, _step_starts(events))
+
+
+def _slices(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+        data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: a profiler trace must be a readable file ({error.strerror or error}). {REMEDY}"
+        ) from error
+    except (ValueError, EOFError) as error:
+        raise PerfModelError(f"{path}: a profiler trace must be whole JSON ({error}). {REMEDY}") from error
+    events = data.get("traceEvents") if isinstance(data, dict) else data
+    if not isinstance(events, list):
+        raise PerfModelError(f"{path}: a profiler trace must hold a list traceEvents (got none). {REMEDY}")
+    return [
+        event
+        for event in events
+        if isinstance(event, dict) and event.get("ph") == "X" and "ts" in event and "dur" in event
+    ]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An operator and when the host launched it, which decides the step it belongs to."""
+
+    launched_us: float
+    operator: RecordedOperator
+
+
+def _on_device(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
+    """Kernels gathered by the operator call whose launch they follow (by correlation id)."""
+    launches = {
+        event["args"]["correlation"]: event for event in _of(events, LAUNCHES) if "correlation" in event.get("args", {})
+    }
+    owner = _owners(events, list(launches.values()), known)
+    kernels: dict[object, list[dict[str, Any]]] = defaultdict(list)
+    names: dict[object, tuple[str, float]] = {}
+    for kernel in _of(events, DEVICE_WORK):
+        launch = launches.get(kernel.get("args", {}).get("correlation"))
+        call = owner.get(id(launch)) if launch else None
+        group: object = id(call or kernel)
+        kernels[group].append(kernel)
+        names[group] = (
+            _bare(call or kernel),
+            float((launch or kernel)["ts"]) if group not in names else names[group][1],
+        )
+    return sorted(
+        (_placed(*names[group], members) for group, members in kernels.items()),
+        key=lambda placed: placed.operator.start_s,
+    )
+
+
+def _placed(name: str, launched_us: float, kernels: list[dict[str, Any]]) -> _Placed:
+    start_us = min(float(kernel["ts"]) for kernel in kernels)
+    busy_us = sum(float(kernel["dur"]) for kernel in kernels)
+    return _Placed(launched_us, RecordedOperator(name, start_us * US, busy_us * US, len(kernels)))
+
+
+def _on_host(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
+    """Where nothing was launched (a CPU): the outermost known calls themselves."""
+    calls = _of(events, {"cpu_op"})
+    owner = _owners(events, calls, known)
+    outermost = {id(owner[id(call)]): owner[id(call)] for call in calls if _bare(owner[id(call)]) in known}
+    placed = [_placed(_bare(call), float(call["ts"]), [call]) for call in outermost.values()]
+    return sorted(placed, key=lambda found: found.operator.start_s)
+
+
+def _owners(
+    events: list[dict[str, Any]], inner: list[dict[str, Any]], known: Collection[str]
+) -> dict[int, dict[str, Any]]:
+    """For each of ``inner`` (by id) the operator call it counts for: see :func:`load_step`."""
+    threads: dict[object, list[dict[str, Any]]] = defaultdict(list)
+    wanted = {id(event) for event in inner}
+    for event in [*_of(events, {"cpu_op"}), *(event for event in inner if event["cat"] != "cpu_op")]:
+        threads[(event.get("pid"), event.get("tid"))].append(event)
+    owners = {}
+    for members in threads.values():
+        members.sort(key=lambda event: (float(event["ts"]), -float(event["dur"]), event["cat"] != "cpu_op"))
+        open_calls: list[dict[str, Any]] = []
+        for event in members:
+            while open_calls and float(open_calls[-1]["ts"]) + float(open_calls[-1]["dur"]) <= float(event["ts"]):
+                open_calls.pop()
+            if event["cat"] == "cpu_op":
+                open_calls.append(event)
+            if id(event) in wanted and open_calls:
+                owners[id(event)] = next((call for call in open_calls if _bare(call) in known), open_calls[-1])
+    return owners
+
+
+def _step_starts(events: list[dict[str, Any]]) -> list[float]:
+    """When the host began each profiler step, microseconds."""
+    return sorted(
+        float(event["ts"])
+        for event in _of(events, {"user_annotation"})
+        if str(event.get("name", "")).startswith("ProfilerStep#")
+    )
+
+
+def _last_step(placed: list[_Placed], starts_us: list[float]) -> RecordedStep:
+    """The operators of the last step that another follows, or else of the last."""
+    steps: dict[int, list[RecordedOperator]] = defaultdict(list)
+    for found in placed:
+        steps[bisect.bisect_right(starts_us, found.launched_us)].append(found.operator)
+    if len(steps) > 1:
+        steps.pop(0, None)  # what ran before the first step began
+    numbers = sorted(steps)
+    if len(numbers) > 1:
+        chosen, following = steps[numbers[-2]], steps[numbers[-1]]
+        return RecordedStep(tuple(chosen), following[0].start_s - chosen[0].start_s)
+    chosen = steps[numbers[0]]
+    end_s = max(operator.start_s + operator.busy_s for operator in chosen)
+    return RecordedStep(tuple(chosen), end_s - chosen[0].start_s)
+
+
+def _of(events: list[dict[str, Any]], categories: set[str]) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("cat") in categories]
+
+
+def _bare(event: dict[str, Any]) -> str:
+    """The name without its namespace: ``mm`` of ``aten::mm``."""
+    name = str(event.get("name", ""))
+    return name.rpartition("::")[2] if "<" not in name and " " not in name else name

@@ -1,0 +1,196 @@
+"""What a person reads in ten seconds: a table, a set of bars, and where the numbers come from. Returns renderables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
+from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.units import format_bytes, format_flops_per_s, format_seconds
+from perfmodel.workload.scenario import EveryK, Scenario
+
+BAR_CELLS = 30
+TOP_KERNELS = 8
+LEAST_SHARE = 0.0005
+PARTS = {
+    "forward_s": "forward",
+    "backward_s": "backward",
+    "optimizer_s": "optimizer",
+    "exposed_communication_s": "exposed communication",
+    "bubble_s": "pipeline bubble",
+    "host_bound_s": "waiting for the host",
+}
+
+
+def report(prediction: Prediction) -> RenderableType:
+    """The whole answer, to be printed by a rich console."""
+    parts: list[RenderableType] = [
+        _title(prediction),
+        _answer(prediction),
+        _bottleneck(prediction),
+        _breakdown(prediction),
+        _top_kernels(prediction),
+        _provenance(prediction),
+    ]
+    return Group(*parts, *(Text(f"warning: {warning}", style="yellow") for warning in prediction.warnings))
+
+
+def rendered(renderable: RenderableType, width: int = 120) -> str:
+    """Plain text of a renderable, for files and comparisons."""
+    console = Console(width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _title(prediction: Prediction) -> Text:
+    scenario, profile = prediction.scenario, prediction.profile
+    head = Text(f"{scenario.name} on {profile.name} ({profile.device.name})", style="bold")
+    return head.append(f"\n{describe(scenario)}\n", style="not bold dim")
+
+
+def describe(scenario: Scenario) -> str:
+    """The question in one line."""
+    model, batch, training = scenario.model, scenario.batch, scenario.training
+    what = model.target or " ".join(part for part in (model.family, model.size) if part)
+    tokens = "" if batch.sequence_length is None else f" x {batch.sequence_length} tokens"
+    parts = [what, scenario.precision, f"batch {batch.size}{tokens}"]
+    if scenario.mode == "forward":
+        return ", ".join([*parts, "forward only"])
+    parts.append(f"{scenario.optimizer.name} {scenario.optimizer.implementation}")
+    if scenario.optimizer.max_grad_norm is not None:
+        parts.append("gradient clipping")
+    if training.gradient_accumulation > 1:
+        parts.append(f"{training.gradient_accumulation} micro-batches a step")
+    if isinstance(training.activation_checkpointing, EveryK):
+        parts.append(f"checkpointing every {training.activation_checkpointing.every} blocks")
+    elif training.activation_checkpointing != "none":
+        parts.append(f"{training.activation_checkpointing} checkpointing")
+    return ", ".join(parts)
+
+
+def _answer(prediction: Prediction) -> Table:
+    low_s, high_s = prediction.interval_s
+    table = _grid()
+    interval = f"{format_seconds(low_s)} to {format_seconds(high_s)} (90 %, uncalibrated)"
+    table.add_row("step time", Text(format_seconds(prediction.step_time_s), style="bold"), interval)
+    table.add_row(
+        "synced step", format_seconds(prediction.timeline.synced_step_time_s), "with a synchronisation after each step"
+    )
+    table.add_row("throughput", *_throughput(prediction))
+    table.add_row("MFU", *_mfu(prediction))
+    for row in _memory(prediction):
+        table.add_row(*row)
+    return table
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style="cyan")
+    return table
+
+
+def _throughput(prediction: Prediction) -> tuple[str, str]:
+    samples_per_s = throughput_samples_per_s(prediction)
+    length = prediction.scenario.batch.sequence_length
+    tokens = "" if length is None else f"{samples_per_s * length:,.0f} tokens/s"
+    shown = f"{samples_per_s:,.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
+    return f"{shown} samples/s", tokens
+
+
+def _mfu(prediction: Prediction) -> tuple[str, str]:
+    value, peak = mfu(prediction), peak_flops_per_s(prediction)
+    if value is None or peak is None:
+        return "unknown", "the profile has no datasheet peak for this precision"
+    return f"{value:.1%}".replace("%", " %"), f"of {format_flops_per_s(peak)}"
+
+
+def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
+    memory = prediction.memory
+    if memory is None:
+        return [("memory", "not predicted", "on a CPU")]
+    device = format_bytes(prediction.profile.device.memory_bytes)
+    if memory.out_of_memory is not None:
+        return [("memory", Text("does not fit", style="bold red"), _refusal(memory, device))]
+    allocated, reserved = format_bytes(memory.peak_allocated_bytes), format_bytes(memory.peak_reserved_bytes)
+    retries = f", {memory.retries} retries: time not predicted" if memory.retries else ""
+    return [
+        ("memory", f"{allocated} allocated", f"{reserved} reserved"),
+        ("fits", "yes", f"{format_bytes(memory.device_bytes)} of {device} in use{retries}"),
+    ]
+
+
+def _refusal(memory: MemoryTimeline, device: str) -> str:
+    refused = memory.out_of_memory
+    assert refused is not None
+    where = {"model": "while the model is built", "first": "in the first step", "steady": "in a later step"}
+    return (
+        f"{format_bytes(refused.requested_bytes)} more are asked for {where[memory.stopped_in or 'steady']}, "
+        f"with {format_bytes(refused.reserved_bytes)} of {device} reserved"
+    )
+
+
+def _bottleneck(prediction: Prediction) -> Text:
+    """In line with the table above, but as wide as it needs."""
+    return Text("bottleneck    ", style="cyan").append(prediction.bottleneck, style="default")
+
+
+def _breakdown(prediction: Prediction) -> Table:
+    total_s = sum(prediction.breakdown[part] for part in PARTS)
+    table = _grid()
+    table.add_row(Text("\nwhere the time goes", style="bold"))
+    for part, label in PARTS.items():
+        seconds = prediction.breakdown[part]
+        share = seconds / total_s
+        if share >= LEAST_SHARE:
+            table.add_row(label, bar(share), f"{share:4.0%}".replace("%", " %"), format_seconds(seconds))
+    return table
+
+
+def bar(share: float) -> str:
+    """A bar of BAR_CELLS cells, filled to ``share`` in eighths of a cell.
+
+    >>> bar(0.05)
+    '█▌'
+    """
+    eighths = round(share * BAR_CELLS * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _top_kernels(prediction: Prediction) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="\nlargest kernels")
+    table.title_justify, table.title_style = "left", "bold"
+    for name in ("time", "share", "calls", "each"):
+        table.add_column(name, justify="right", no_wrap=True, header_style="cyan")
+    table.add_column("source", no_wrap=True, header_style="cyan")
+    table.add_column("operator", header_style="cyan")
+    busy_s = sum(use.total_s for use in prediction.kernels)
+    for use in prediction.kernels[:TOP_KERNELS]:
+        share = f"{use.total_s / busy_s:.0%}".replace("%", " %") if busy_s else ""
+        operator = Text(use.key.removeprefix("aten.").replace(".default(", "(", 1), overflow="ellipsis", no_wrap=True)
+        each = format_seconds(use.cost.time_s)
+        table.add_row(format_seconds(use.total_s), share, str(use.count), each, use.cost.source, operator)
+    return table
+
+
+def _provenance(prediction: Prediction) -> Text:
+    shares = ", ".join(_shares(prediction.provenance))
+    text = Text("\nwhere the numbers come from: ", style="cyan").append(shares or "nothing runs", style="default")
+    changed = prediction.profile.provenance.get("set")
+    if changed:
+        text.append(
+            "\nchanged by --set: " + ", ".join(f"{key}={value}" for key, value in changed.items()), style="yellow"
+        )
+    return text
+
+
+def _shares(provenance: dict[str, float]) -> Iterator[str]:
+    meaning = {"exact": "measured kernels", "curve": "fitted curves", "roofline": "roofline"}
+    for source, share in provenance.items():
+        if share > 0:
+            yield f"{share:.1%} {meaning.get(source, source)}".replace("%", " %")

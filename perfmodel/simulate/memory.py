@@ -1,0 +1,310 @@
+"""Interpreter 2: what the caching allocator of one rank holds, request by request.
+
+The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.allocator`: the model
+is built, the first step runs (it creates optimizer states and takes library workspaces), then steady steps until one
+needs no new segment. Assumes the default allocator settings and that nobody else asks it for memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.hardware.measurement import StepMemory
+from perfmodel.hardware.profile import Profile
+from perfmodel.program.program import PhaseRun, Program
+from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
+from perfmodel.simulate.memory_actions import (
+    Actions,
+    ActionWriter,
+    first_of_repeat,
+    memory_scripts,
+    persistent_actions,
+    renamed_on_repeat,
+)
+from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+
+MOST_STEADY_STEPS = 4
+
+
+class MemoryColumns(NamedTuple):
+    """What was asked and held, one entry an allocation or free (equally long columns).
+
+    event: index into the step's instructions; -1 while the model is built. request_bytes: what was asked for, 0 for a
+    free. address: of the block. kind: :class:`StorageKind` of what it holds. allocated_bytes, reserved_bytes: after it.
+    """
+
+    event: np.ndarray
+    request_bytes: np.ndarray
+    address: np.ndarray
+    kind: np.ndarray
+    allocated_bytes: np.ndarray
+    reserved_bytes: np.ndarray
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """The memory of one rank, its steady step sampled at every allocation and free.
+
+    Attributes
+    ----------
+    event : ndarray of int
+        Index into ``program.instructions`` of each sample; the first sample (event 0) is what the step starts with.
+    allocated_bytes, reserved_bytes : ndarray of int
+        After that event. Allocated counts whole blocks.
+    kind_bytes : ndarray of int
+        Allocated by :class:`StorageKind` (rows) at each sample (columns). Temporaries include workspaces.
+    first, steady : StepMemory
+        Start and peaks of the first and of the steady step.
+    context_bytes : int
+        Device memory outside the allocator.
+    retries : int
+        Times the device was full and cached segments were given back: each waits for the device, so a time predicted
+        without them is too short.
+    out_of_memory : OutOfMemoryError or None
+        The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
+        ``model``, ``first`` or ``steady``).
+    history : tuple of (str, MemoryColumns)
+        Everything that was asked, in order: ``model``, ``first``, then ``steady`` once or more.
+    allocator : CachingAllocator
+        As the last step leaves it.
+    """
+
+    event: np.ndarray
+    allocated_bytes: np.ndarray
+    reserved_bytes: np.ndarray
+    kind_bytes: np.ndarray
+    first: StepMemory
+    steady: StepMemory
+    context_bytes: int
+    retries: int
+    out_of_memory: OutOfMemoryError | None
+    stopped_in: str | None
+    history: tuple[tuple[str, MemoryColumns], ...]
+    allocator: CachingAllocator
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Of the steady step."""
+        return self.steady.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Of the steady step."""
+        return self.steady.peak_reserved_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device has in use for this process at its peak: segments and context."""
+        return max(self.first.peak_reserved_bytes, self.steady.peak_reserved_bytes) + self.context_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.out_of_memory is None
+
+    @property
+    def peak_event(self) -> int:
+        """Index into ``program.instructions`` where the steady step first holds most."""
+        return int(self.event[self._peak_sample])
+
+    @property
+    def peak_kind_bytes(self) -> dict[StorageKind, int]:
+        """Allocated bytes by kind at the steady step's peak."""
+        column = self.kind_bytes[:, self._peak_sample].tolist()
+        return {kind: column[kind] for kind in StorageKind}
+
+    @cached_property
+    def _peak_sample(self) -> int:
+        return int(np.argmax(self.allocated_bytes))
+
+
+def simulate_memory(program: Program, profile: Profile, matmul_tf32: bool = False) -> MemoryTimeline:
+    """Walk the program through the allocator of the profile's device.
+
+    Parameters
+    ----------
+    program : Program
+        One rank's.
+    profile : Profile
+        Device memory (the limit, less the context), measured scripts of its kernels, workspaces.
+    matmul_tf32 : bool
+        Whether float32 products may use TF32: part of the kernel keys the scripts are found under.
+
+    Returns
+    -------
+    MemoryTimeline
+        Complete, or up to the request that did not fit.
+    """
+    limit = profile.device.memory_bytes - profile.memory.context_bytes if profile.device.memory_bytes else None
+    walk = _Walk(program, profile, matmul_tf32, CachingAllocator(limit))
+    try:
+        walk.run()
+    except OutOfMemoryError as error:
+        return walk.timeline(error)
+    return walk.timeline()
+
+
+class _Walk:
+    """The state of one walk through the model's construction, the first step and steady ones."""
+
+    def __init__(self, program: Program, profile: Profile, matmul_tf32: bool, allocator: CachingAllocator) -> None:
+        self._program = program
+        self._context_bytes = profile.memory.context_bytes
+        self._allocator = allocator
+        scripts = memory_scripts(program.trace.operations, profile, matmul_tf32)
+        self._writer = ActionWriter(program.trace, scripts, profile.memory)
+        self._sizes = _storage_bytes(program.trace)
+        self._address_of: dict[int, int] = {}
+        self._history: list[tuple[str, MemoryColumns]] = []
+        self._steps: list[StepMemory] = []
+
+    def run(self) -> None:
+        trace = self._program.trace
+        self._part("model", [(-1, persistent_actions(trace))])
+        self._step("first", trace.first, self._program.first_runs)
+        renamed = renamed_on_repeat(trace.steady, trace.steady.segments, self._sizes)
+        for count in range(MOST_STEADY_STEPS):
+            if count:
+                self._rename(renamed)
+            reserved_bytes = self._allocator.reserved_bytes
+            self._step("steady", trace.steady, self._program.runs)
+            if count and self._allocator.reserved_bytes == reserved_bytes:
+                break
+
+    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun]) -> None:
+        allocator = self._allocator
+        before = allocator.allocated_bytes
+        allocator.reset_peaks()
+        try:
+            self._part(part, self._actions(events, runs))
+        finally:
+            self._steps.append(_step_memory(before, allocator))
+
+    def _actions(self, events: StepEvents, runs: Sequence[PhaseRun]) -> Iterator[tuple[int, Actions]]:
+        """The actions of each run with the index of its first instruction."""
+        repeats = first_of_repeat(runs)
+        renamed: list[tuple[int, int]] | None = None
+        start = 0
+        for position, run in enumerate(runs):
+            if position in repeats:
+                if renamed is None:
+                    again = [segment for segment in events.segments if segment.micro_batch == run.segment.micro_batch]
+                    renamed = renamed_on_repeat(events, again, self._sizes)
+                self._rename(renamed)
+            yield start, self._writer.actions_of(events, run.segment)
+            start += run.segment.stop - run.segment.start
+
+    def _rename(self, pairs: list[tuple[int, int]]) -> None:
+        for freed, made in pairs:
+            if made in self._address_of:
+                self._address_of[freed] = self._address_of.pop(made)
+
+    def _part(self, part: str, parts: Iterable[tuple[int, Actions]]) -> None:
+        log = _Log()
+        try:
+            for start, actions in parts:
+                self._perform(actions, start, log)
+        finally:
+            self._history.append((part, log.columns()))
+
+    def _perform(self, actions: Actions, start: int, log: _Log) -> None:
+        allocator, address_of = self._allocator, self._address_of
+        allocate, free = allocator.allocate, allocator.free
+        addresses, allocated, reserved = log.address, log.allocated_bytes, log.reserved_bytes
+        try:
+            for request_bytes, slot in zip(actions.request_bytes, actions.slot, strict=True):
+                if request_bytes:
+                    address = address_of[slot] = allocate(request_bytes)
+                else:
+                    address = address_of.pop(slot, -1)
+                    if address >= 0:
+                        free(address)
+                addresses.append(address)
+                allocated.append(allocator.allocated_bytes)
+                reserved.append(allocator.reserved_bytes)
+        finally:
+            log.note(actions, start)
+
+    def timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
+        """What came of it; the samples are those of the last part that ran."""
+        part, columns = self._history[-1]
+        held, reserved_bytes = _held_after(self._history[:-1])
+        block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
+        of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
+        changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
+        steps = self._steps or [_step_memory(0, self._allocator)]
+        return MemoryTimeline(
+            event=np.concatenate([[0], columns.event]),
+            allocated_bytes=np.concatenate([[held.sum()], columns.allocated_bytes]),
+            reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
+            kind_bytes=np.cumsum(changes, axis=1),
+            first=steps[0],
+            steady=steps[-1],
+            context_bytes=self._context_bytes,
+            retries=self._allocator.retries,
+            out_of_memory=out_of_memory,
+            stopped_in=part if out_of_memory else None,
+            history=tuple(self._history),
+            allocator=self._allocator,
+        )
+
+
+def _step_memory(allocated_before_bytes: int, allocator: CachingAllocator) -> StepMemory:
+    return StepMemory(
+        allocated_before_bytes=allocated_before_bytes,
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+    )
+
+
+class _Log:
+    """Columns while they grow; the request that fails leaves no entry."""
+
+    def __init__(self) -> None:
+        self.address: list[int] = []
+        self.allocated_bytes: list[int] = []
+        self.reserved_bytes: list[int] = []
+        self._parts: list[tuple[int, Actions, int]] = []
+
+    def note(self, actions: Actions, start: int) -> None:
+        done = len(self.address) - sum(count for _, _, count in self._parts)
+        self._parts.append((start, actions, done))
+
+    def columns(self) -> MemoryColumns:
+        def joined(name: str) -> np.ndarray:
+            parts = [np.array(getattr(actions, name)[:count], dtype=np.int64) for _, actions, count in self._parts]
+            return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+        starts = np.repeat([start for start, _, _ in self._parts], [count for _, _, count in self._parts])
+        return MemoryColumns(
+            joined("event") + starts.astype(np.int64),
+            joined("request_bytes"),
+            np.array(self.address, dtype=np.int64),
+            joined("kind"),
+            np.array(self.allocated_bytes, dtype=np.int64),
+            np.array(self.reserved_bytes, dtype=np.int64),
+        )
+
+
+def _held_after(history: Sequence[tuple[str, MemoryColumns]]) -> tuple[np.ndarray, int]:
+    """Allocated bytes by kind, and reserved bytes, after these parts."""
+    held = np.zeros(len(StorageKind), dtype=np.int64)
+    reserved_bytes = 0
+    for _, columns in history:
+        block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
+        np.add.at(held, columns.kind, block_bytes)
+        if len(columns.reserved_bytes):
+            reserved_bytes = int(columns.reserved_bytes[-1])
+    return held, reserved_bytes
+
+
+def _storage_bytes(trace: Trace) -> dict[int, int]:
+    sizes = {storage.id: storage.bytes for storage in trace.persistent}
+    for events in (trace.first, trace.steady):
+        made = events.kind == EventKind.ALLOC
+        sizes.update(zip(events.a[made].tolist(), events.b[made].tolist(), strict=True))
+    return sizes

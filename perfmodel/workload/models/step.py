@@ -1,0 +1,168 @@
+"""The one definition of a training step, run on fake tensors by the tracer and on a device by the validator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from perfmodel.workload.models.build import HUGGING_FACE, build_module, make_inputs
+from perfmodel.workload.models.target import load_callable
+
+if TYPE_CHECKING:
+    from perfmodel.workload.scenario import Scenario
+
+__all__ = ["LEARNING_RATE", "TrainingStep", "build_module", "make_inputs", "make_optimizer", "precision_switches"]
+
+LEARNING_RATE = 1e-4
+AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+Mark = Callable[[str, int], None]
+Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+@contextmanager
+def precision_switches(scenario: Scenario) -> Iterator[None]:
+    """Torch's global switches for this scenario: TF32 matrix products under precision tf32, else its defaults."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = scenario.matmul_tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], scenario: Scenario) -> torch.optim.Optimizer:
+    """AdamW or SGD with torch's defaults but for the learning rate, in the implementation asked for.
+
+    What torch would choose by itself on CUDA is ``foreach``; it is always asked for by name, since torch chooses
+    otherwise for CPU and for fake tensors.
+    """
+    wanted = scenario.optimizer
+    implementation: dict[str, Any] = {
+        "foreach": wanted.implementation == "foreach",
+        "fused": wanted.implementation == "fused",
+    }
+    if wanted.name == "adamw":
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, **implementation)
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=wanted.momentum, **implementation)
+
+
+class TrainingStep:
+    """One step after another over the same resident inputs.
+
+    Each micro-batch runs forward (under autocast for the amp precisions) and backward (outside of it) on the same
+    inputs; the loss is divided by the number of micro-batches where there are several. Loss and outputs are freed
+    before the next phase. ``mode: forward`` is one call of the module without gradients and without a loss.
+
+    Parameters
+    ----------
+    module, inputs : as made by :func:`build_module` and :func:`make_inputs`
+    optimizer : None for ``mode: forward``
+    scenario : Scenario
+    allow_import : whether ``model.loss`` may name code of the user's own
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        scenario: Scenario,
+        allow_import: bool = False,
+    ) -> None:
+        self.module = module
+        self.inputs = inputs
+        self.optimizer = optimizer
+        self.scenario = scenario
+        self.device_type = next(iter(module.parameters())).device.type
+        self.loss: Loss | None = None if scenario.mode == "forward" else _loss_of(scenario, allow_import)
+        self.scaler: Any = None
+        if scenario.precision == "amp-fp16" and scenario.mode == "train":
+            self.scaler = torch.amp.GradScaler(self.device_type)
+
+    def run(self, mark: Mark = lambda phase, micro_batch: None) -> None:
+        """One whole step; ``mark(phase, micro_batch)`` is called right before each phase and ``mark("end", -1)`` after.
+
+        Phases: zero_grad (-1), then forward (i) and backward (i) of every micro-batch, clip (-1) where gradients are
+        clipped, optimizer (-1). ``mode: forward`` has forward (0) only.
+        """
+        if self.optimizer is None:
+            self._run_forward(mark)
+        else:
+            self._run_training(self.optimizer, mark)
+        mark("end", -1)
+
+    def _run_forward(self, mark: Mark) -> None:
+        mark("forward", 0)
+        with torch.no_grad(), self._autocast():
+            self.module(**self.inputs)
+
+    def _run_training(self, optimizer: torch.optim.Optimizer, mark: Mark) -> None:
+        mark("zero_grad", -1)
+        optimizer.zero_grad(set_to_none=True)
+        for micro_batch in range(self.scenario.training.gradient_accumulation):
+            self._run_micro_batch(micro_batch, mark)
+        if self.scenario.optimizer.max_grad_norm is not None:
+            mark("clip", -1)
+            self._clip(optimizer, self.scenario.optimizer.max_grad_norm)
+        mark("optimizer", -1)
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def _run_micro_batch(self, micro_batch: int, mark: Mark) -> None:
+        assert self.loss is not None
+        count = self.scenario.training.gradient_accumulation
+        mark("forward", micro_batch)
+        with self._autocast():
+            loss = self.loss(self.module, self.inputs)
+        if count > 1:
+            loss = loss / count
+        mark("backward", micro_batch)
+        if self.scaler is None:
+            loss.backward()
+        else:
+            self.scaler.scale(loss).backward()
+
+    def _clip(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, foreach=True)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = AUTOCAST_DTYPES.get(self.scenario.precision)
+        context: AbstractContextManager[Any] = nullcontext()
+        if dtype is not None:
+            context = torch.autocast(self.device_type, dtype)
+        return context
+
+
+def _loss_of(scenario: Scenario, allow_import: bool) -> Loss:
+    family = scenario.model.family
+    if family in HUGGING_FACE:
+        return _own_loss
+    if family is not None or scenario.model.loss == "cross_entropy":
+        return _cross_entropy
+    if scenario.model.loss == "output.loss":
+        return _own_loss
+    return load_callable("model.loss", scenario.model.loss, allow_import)
+
+
+def _own_loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return module(**inputs).loss
+
+
+def _cross_entropy(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Mean cross entropy of the module's output (its ``logits`` if it has such) and ``labels``, tokens flattened."""
+    labels = inputs["labels"]
+    logits = module(**{name: value for name, value in inputs.items() if name != "labels"})
+    logits = getattr(logits, "logits", logits)
+    if logits.dim() > 2:
+        logits, labels = logits.view(-1, logits.shape[-1]), labels.view(-1)
+    return nn.functional.cross_entropy(logits, labels)

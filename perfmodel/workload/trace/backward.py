@@ -1,0 +1,106 @@
+"""What the autograd engine does between operators: which node runs, and when a parameter's gradient is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfmodel.workload.trace.illusion import CudaIllusion, illusion_kept, patched
+from perfmodel.workload.trace.memory import StorageLedger
+from perfmodel.workload.trace.recorder import Recorder
+from perfmodel.workload.trace_file import StorageKind
+
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+
+
+@contextmanager
+def nodes_reported(recorder: Recorder, illusion: CudaIllusion) -> Iterator[None]:
+    """Tell ``recorder`` as every node of every backward pass starts and ends, also those that run no operator.
+
+    Recomputation runs model code inside backward, so ``illusion`` is kept up there.
+    """
+    run_engine = torch.autograd._engine_run_backward
+
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        handles = [handle for node in _reachable(roots) for handle in _watch(node, recorder)]
+        try:
+            with illusion_kept(illusion):
+                return run_engine(roots, *args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    with patched(torch.autograd, "_engine_run_backward", run):
+        yield
+
+
+def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
+    stack = [root.grad_fn for root in roots if getattr(root, "grad_fn", None) is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _watch(node: Any, recorder: Recorder) -> list[Any]:
+    name = node.name()
+    handles = [node.register_prehook(lambda gradients: recorder.node_starts(name))]
+    if name != ACCUMULATE_GRAD:  # a second hook there would make it copy the gradient instead of taking it
+        handles.append(node.register_hook(lambda made, given: recorder.node_ends()))
+    return handles
+
+
+@contextmanager
+def gradients_reported(parameters: list[nn.Parameter], recorder: Recorder, ledger: StorageLedger) -> Iterator[None]:
+    """Tell ``recorder`` as gradients become ready, and ``ledger`` that their storages hold gradients."""
+
+    def hook_of(index: int) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                ledger.mark(parameter.grad, StorageKind.GRADIENT)
+            recorder.gradient_ready(index)
+
+        return hook
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(hook_of(index))
+        for index, parameter in enumerate(parameters)
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def modules_reported(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Tell ``recorder`` as submodules are entered and left, in ``named_modules`` order of numbers."""
+    numbers = {part: index for index, (_, part) in enumerate(module.named_modules())}
+
+    def enter(part: nn.Module, args: Any) -> None:
+        if part in numbers:
+            recorder.enter_module(numbers[part])
+
+    def leave(part: nn.Module, args: Any, result: Any) -> None:
+        if part in numbers:
+            recorder.exit_module(numbers[part])
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,115 @@
+"""Device storages of a trace: who was allocated, who is freed when, and what each holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from perfmodel.workload.trace_file import EventKind, Storage, StorageKind
+
+Emit = Callable[[EventKind, int, int], None]
+
+# Where an operator allocates its outputs in another order than it returns them: output indices in order of allocation.
+ALLOCATION_ORDER: dict[str, tuple[int, ...]] = {
+    "native_dropout": (1, 0),
+    "_scaled_dot_product_cudnn_attention": (2, 3, 0, 1),
+}
+
+
+class StorageLedger:
+    """Numbers storages as they appear and emits ALLOC and FREE.
+
+    A storage's death is seen by a weak reference to its Python object, which lives as long as the storage itself; so
+    the garbage collector must be off and nobody may keep tensors. Host storages get no number.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._ids: dict[int, int] = {}
+        self._watchers: dict[int, weakref.ref[Any]] = {}
+        self._born_in_forward: set[int] = set()
+        self._count = 0
+        self.kinds: dict[int, StorageKind] = {}
+        self.persistent: list[Storage] = []
+
+    def add_persistent(self, tensor: torch.Tensor, kind: StorageKind) -> int:
+        """Number a storage that exists before the first step; a second tensor of the same storage adds nothing."""
+        storage = tensor.untyped_storage()
+        known = self._ids.get(storage._cdata)
+        if known is not None:
+            return known
+        number = self._number(storage)
+        self.persistent.append(Storage(number, storage.nbytes(), kind))
+        return number
+
+    def id_of(self, tensor: torch.Tensor) -> int:
+        """The number of a known device storage."""
+        return self._ids[tensor.untyped_storage()._cdata]
+
+    def find(self, tensor: torch.Tensor) -> int | None:
+        return self._ids.get(tensor.untyped_storage()._cdata)
+
+    def note_output(self, tensor: torch.Tensor, in_forward: bool) -> None:
+        """Emit an ALLOC if the tensor's storage is new and holds anything."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._ids:
+            return
+        size = storage.nbytes()
+        if size == 0:
+            return
+        number = self._number(storage)
+        self.kinds[number] = StorageKind.TEMPORARY
+        if in_forward:
+            self._born_in_forward.add(number)
+        self._emit(EventKind.ALLOC, number, size)
+
+    def end_forward(self) -> None:
+        """What forward made and is still held was saved for backward."""
+        for number in self._born_in_forward:
+            self.kinds[number] = StorageKind.ACTIVATION
+        self._born_in_forward.clear()
+
+    def mark(self, tensor: torch.Tensor, kind: StorageKind) -> None:
+        """Say what a storage that the step allocated turned out to hold."""
+        number = self.find(tensor)
+        if number is not None and number in self.kinds:
+            self.kinds[number] = kind
+
+    def _number(self, storage: Any) -> int:
+        number, address = self._count, storage._cdata
+        self._count += 1
+        self._ids[address] = number
+
+        def forget(_: Any) -> None:
+            del self._ids[address], self._watchers[address]
+            self._born_in_forward.discard(number)
+            self._emit(EventKind.FREE, number, 0)
+
+        self._watchers[address] = weakref.ref(storage, forget)
+        return number
+
+    def close(self) -> None:
+        """Stop watching: nothing that dies after this is an event."""
+        self._watchers.clear()
+        self._ids.clear()
+
+
+def has_one_owner(tensor: torch.Tensor) -> bool:
+    """Whether exactly one tensor uses the storage (its own Python object counts as a second user)."""
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill a contiguous stretch of memory, each once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

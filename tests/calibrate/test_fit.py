@@ -1,0 +1,131 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from calibrate import calls
+from calibrate.calls import tensor
+from calibrate.fit import fit_curve, fit_curves
+from calibrate.grid import grid_operations
+from perfmodel.cost.kernels.curves import curve_time_s, predict_time_s
+from perfmodel.cost.kernels.features import FORMS, features_of
+from perfmodel.cost.kernels.forms import Calls, form_time_s
+from perfmodel.hardware.profile import Device, KernelRecord
+from perfmodel.workload.keys import kernel_key
+
+GPU = Device(kind="cuda", name="GPU", memory_bytes=140 << 30, multiprocessors=132, l2_bytes=60 << 20)
+MEMORY = {"start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 9e12, "cache_bytes": 40e6}
+GRID = [(operation, tf32, features_of(operation, GPU, tf32)) for operation, tf32 in grid_operations(GPU)]
+
+# The truth of each curve, from which times are made.
+TRUTHS = {
+    "pointwise": MEMORY | {
+        "elements_per_s": 2e12, "elements_per_s [vectorised 4]": 4e12, "elements_per_s [strided 4]": 5e11, "elements_per_s [cast 2]": 1e12,
+    },
+    "optimizer foreach": MEMORY | {"launch_s": 1.5e-6, "chunk_s": 4e-7, "slowness": 1.0, "slowness [_foreach_norm 4]": 1.3},
+    "gemm bf16": MEMORY | {
+        "flops_per_s": 7e14, "small_tile": 25.0, "epilogue_s": 6e-7, "split_s": 1.5e-6, "quantised": 0.6, "layout": 1.0,
+        "layout [TN aligned]": 1.06, "layout [NT odd]": 1.5, "operator": 1.0, "operator [bias]": 1.03,
+    },
+    "attention_forward cudnn bf16": MEMORY | {
+        "flops_per_s": 6e14, "epilogue_s": 1e-6, "score_s": 2e-11, "quantised": 0.6, "resident": 1.0, "dropout": 1.0,
+    },
+    "row_forward native_layer_norm": MEMORY | {"elements_per_s": 3e12, "passes": 1.1, "row_s": 2e-8, "row_element_s": 1e-11},
+    "column": MEMORY | {"elements_per_s": 1e12, "lanes": 256.0, "row_s": 4e-9},
+}  # fmt: skip
+
+
+def _points(curve):
+    return [features for _, _, features in GRID if features.curve == curve]
+
+
+def _calls(curve):
+    return Calls.of([(features.numbers, features.labels) for features in _points(curve)])
+
+
+def _truth_s(curve):
+    return form_time_s(FORMS[_points(curve)[0].form], TRUTHS[curve], _calls(curve))
+
+
+@pytest.mark.parametrize("curve", TRUTHS)
+def test_noise_free_times_are_reproduced(curve):
+    form, points, time_s = FORMS[_points(curve)[0].form], _calls(curve), _truth_s(curve)
+    record = fit_curve(form, points, time_s)
+    errors = np.abs(curve_time_s(record, points) / time_s - 1)
+    assert np.median(errors) < 0.01
+    assert record.points == len(time_s)
+    assert record.leave_one_out["median"] < 0.02
+    assert set(record.leave_one_out) == {"median", "p90", "worst", "bias"}
+
+
+def test_known_parameters_are_recovered_within_their_standard_errors():
+    curve = "pointwise"
+    noise = np.random.default_rng(3).normal(0, 0.01, len(_points(curve)))
+    record = fit_curve(FORMS["pointwise"], _calls(curve), _truth_s(curve) * np.exp(noise))
+    for name in ("start_s", "memory_bytes_per_s", "elements_per_s [strided 4]"):
+        truth = TRUTHS[curve][name]
+        assert record.parameters[name] == pytest.approx(truth, rel=0.03)
+        assert 0 < record.standard_errors[name] < 0.1 * truth
+    assert record.leave_one_out["median"] == pytest.approx(0.0067, abs=0.004)
+
+
+def test_an_outlier_does_not_move_the_rest():
+    curve = "pointwise"
+    time_s = _truth_s(curve)
+    clean = fit_curve(FORMS["pointwise"], _calls(curve), time_s)
+    time_s[::29] *= 3
+    spoilt = fit_curve(FORMS["pointwise"], _calls(curve), time_s)
+    assert spoilt.parameters["memory_bytes_per_s"] == pytest.approx(clean.parameters["memory_bytes_per_s"], rel=0.02)
+    assert spoilt.leave_one_out["worst"] == pytest.approx(2 / 3, abs=0.05)
+
+
+def _measured(truth=TRUTHS, **changes):
+    return {
+        kernel_key(operation, tf32): KernelRecord(
+            time_s=float(form_time_s(FORMS[f.form], truth[f.curve], Calls.of([(f.numbers, f.labels)]))[0]),
+            origin="grid",
+            **changes,
+        )
+        for operation, tf32, f in GRID
+        if f.curve in truth
+    }
+
+
+OPERATIONS = {kernel_key(operation, tf32): operation for operation, tf32, _ in GRID}
+SMALL = {"pointwise": TRUTHS["pointwise"]}
+
+
+def test_curves_are_named_by_class():
+    assert sorted(fit_curves(_measured(SMALL), OPERATIONS, GPU)) == ["pointwise"]
+
+
+def test_failures_and_a_scenarios_own_kernels_are_not_fitted():
+    measured = _measured(SMALL)
+    keys = sorted(measured)
+    spoilt = dict(measured)
+    spoilt[keys[0]] = KernelRecord(origin="grid", error="out of memory")
+    spoilt[keys[1]] = KernelRecord(time_s=1.0, origin="scenario")
+    curve = fit_curves(spoilt, OPERATIONS, GPU)["pointwise"]
+    assert curve.points == len(keys) - 2
+    assert curve.leave_one_out["worst"] < 0.2
+
+
+def test_too_few_points_make_no_curve():
+    measured = _measured(SMALL)
+    assert fit_curves(dict(list(measured.items())[:3]), OPERATIONS, GPU) == {}
+
+
+def test_fitted_predictions_grow_with_the_rows():
+    curves = fit_curves(
+        _measured({name: TRUTHS[name] for name in ("pointwise", "row_forward native_layer_norm")}), OPERATIONS, GPU
+    )
+
+    def norms(rows):
+        return predict_time_s(calls.layer_norm("float32", 1, rows, 1024)[0], GPU, curves, False)[0]
+
+    def adds(rows):
+        x = tensor("float32", rows, 1024)
+        return predict_time_s(calls.binary("add.Tensor", x, x), GPU, curves, False)[0]
+
+    for times in ([norms(2**i) for i in range(4, 17)], [adds(2**i) for i in range(2, 18)]):
+        assert all(later >= earlier * 0.999 for earlier, later in pairwise(times))

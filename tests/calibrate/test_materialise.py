@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from calibrate.materialise import materialise, resolve
+from perfmodel.errors import PerfModelError
+from perfmodel.workload.ops import Operation, TensorSpec
+from tests.calibrate.operations import OPERATIONS, op, t
+
+REPEATS = 300
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.base_name)
+def test_every_operator_runs_again_and_again_with_finite_values(operation: Operation) -> None:
+    torch.manual_seed(0)
+    call = materialise(operation, "cpu")
+    result = call()
+    for _ in range(REPEATS):
+        result = call()
+    may_be_infinite = operation.base_name == "masked_fill"
+    for tensor in [*tensors(result), *tensors(call.arguments)]:
+        if tensor.is_floating_point() and not may_be_infinite:
+            assert torch.isfinite(tensor).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "float32[4,6]",
+        "float32[4,6]{1,4}",
+        "bfloat16[2,3]{0,1}",
+        "int64[2,4]{8,1}",
+        "bool[]",
+        "float32[0,3]",
+        "float8_e4m3fn[4]",
+    ],
+)
+def test_layouts_are_exact(text: str) -> None:
+    call = materialise(op("clone.default", t(text)), "cpu")
+    (made,) = call.arguments
+    assert TensorSpec(tuple(made.shape), made.stride(), str(made.dtype).removeprefix("torch."), "cuda").text == text
+
+
+def test_data_is_random() -> None:
+    left, right = materialise(op("mm.default", t("float32[64,64]"), t("float32[64,64]")), "cpu").arguments
+    assert 0.9 < left.std() < 1.1
+    assert 0.015 < right.std() < 0.025
+
+
+def test_indices_are_in_range_and_positions_count() -> None:
+    tokens = materialise(op("embedding.default", t("float32[10,6]"), t("int64[64,64]")), "cpu").arguments[1]
+    assert (int(tokens.min()), int(tokens.max())) == (0, 9)
+    positions = materialise(op("embedding.default", t("float32[10,6]"), t("int64[3,4]{0,1}")), "cpu").arguments[1]
+    assert positions.tolist() == [[0, 1, 2, 3]] * 3
+    backward = op("embedding_dense_backward.default", t("float32[2,4,6]"), t("int64[2,4]"), 2, -1, False)
+    kinds = materialise(backward, "cpu").arguments[1]
+    assert kinds.sum() == 0
+
+
+def test_saved_tensors_belong_to_their_forward() -> None:
+    pooled = op(
+        "max_pool2d_with_indices_backward.default",
+        t("float32[1,1,2,2]"), t("float32[1,1,4,4]"), (2, 2), (2, 2), (0, 0), (1, 1), False, t("int64[1,1,2,2]"),
+    )  # fmt: skip
+    arguments = materialise(pooled, "cpu").arguments
+    _, indices = torch.ops.aten.max_pool2d_with_indices(arguments[1], (2, 2), (2, 2))
+    assert torch.equal(arguments[-1], indices)
+
+
+def test_text_becomes_torch_objects() -> None:
+    call = materialise(op("_to_copy.default", t("float32[2]"), dtype="torch.bfloat16", device="cuda:0"), "cpu")
+    assert call.keywords == {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    gelu = materialise(op("gelu.default", t("float32[2]"), approximate="tanh"), "cpu")
+    assert gelu.keywords == {"approximate": "tanh"}
+
+
+def test_trailing_defaults_stay_left_out() -> None:
+    call = materialise(op("sum.dim_IntList", t("float32[2,3]"), (0,)), "cpu")
+    assert len(call.arguments) == 2
+    assert call.keywords == {}
+
+
+def test_an_unknown_operator_is_named() -> None:
+    with pytest.raises(PerfModelError, match=r"'aten\.mmm\.default' must exist in torch"):
+        resolve("aten.mmm.default")

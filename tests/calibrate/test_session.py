@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from calibrate import draft, machine, session
+from calibrate.jobs import Job, chosen, job, missing, trace_jobs
+from calibrate.measuring import Bench, failure
+from calibrate.timing import CpuStopwatch, Limits, Samples
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import HostRecord, KernelRecord, Profile, load_profile
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.scenario import Scenario
+from tests.calibrate.operations import op, t
+
+GRID = [op("mm.default", t(f"float32[8,{n}]"), t(f"float32[{n},8]")) for n in (4, 8, 12, 16, 20, 24)]
+KEYS = sorted(kernel_key(operation) for operation in GRID)
+MISSING_OPERATOR = op("no_such_operator.default", t("float32[2]"))
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of six products and one host cost; every record is written down at once."""
+    monkeypatch.setattr("calibrate.grid.grid_operations", lambda device: [(operation, False) for operation in GRID])
+    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: {"call": HostRecord(time_s=1e-6)})
+    monkeypatch.setattr("calibrate.host.measure_host_keys", lambda trace, device, known, allow_import: {})
+    monkeypatch.setattr(draft, "CHECKPOINT_S", 0.0)
+    quick = Limits(fewest=3, most=3, fewest_long=3, most_long=3, sample_s=1e-4)
+    monkeypatch.setattr(session, "CpuStopwatch", lambda: CpuStopwatch(quick))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> list[str]:
+    """The keys that are really timed, in order; killed after so many."""
+    timed: list[str] = []
+    time = Bench.time
+
+    def counting(self: Bench, wanted: Job) -> tuple[KernelRecord, Samples | None]:
+        if stop_after is not None and len(timed) == stop_after:
+            raise KeyboardInterrupt
+        timed.append(wanted.key)
+        return time(self, wanted)
+
+    monkeypatch.setattr(Bench, "time", counting)
+    return timed
+
+
+def scenario() -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": "tiny",
+            "model": {"family": "gpt", "size": "tiny"},
+            "batch": {"size": 1, "sequence_length": 4},
+            "hardware": {"profile": "x"},
+        }
+    )
+
+
+def test_a_cpu_is_calibrated(tmp_path: Path) -> None:
+    path = tmp_path / "laptop.json"
+    threads = torch.get_num_threads()
+    profile = session.calibrate(path, "cpu", progress=False)
+    assert load_profile(path) == profile
+    assert profile.name == "laptop"
+    assert list(profile.kernels) == KEYS
+    assert {record.origin for record in profile.kernels.values()} == {"grid"}
+    assert all(record.time_s and record.samples >= 3 and record.kernels == 1 for record in profile.kernels.values())
+    assert profile.host == {"call": HostRecord(time_s=1e-6)}
+    assert profile.device == machine.device_section("cpu")
+    assert set(profile.provenance["stages_s"]) == {"launch", "grid", "host", "power"}
+    assert set(profile.provenance["sentinels_s"]["add"]) == {"start", "middle", "end"}
+    assert torch.get_num_threads() == threads
+    assert (tmp_path / "laptop.samples.json.gz").exists()
+
+
+@pytest.mark.parametrize("survived", range(4, 11))
+def test_killed_anywhere_it_leaves_a_valid_profile_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    path = tmp_path / "p.json"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        counted(patch, stop_after=survived)
+        session.calibrate(path, "cpu", progress=False)
+    before = load_profile(path)
+    assert len(before.kernels) == survived - 4  # the sentinels, to warm up and to note
+    timed = counted(monkeypatch)
+    after = session.calibrate(path, "cpu", resume=True, progress=False)
+    assert list(after.kernels) == KEYS
+    assert {key: after.kernels[key] for key in before.kernels} == before.kernels
+    assert set(timed).isdisjoint(before.kernels)
+    assert "grid" in after.provenance["stages_s"]
+
+
+def test_nothing_is_measured_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    timed = counted(monkeypatch)
+    again = session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+    assert timed == []
+    assert again == first
+
+
+def test_a_scenario_adds_its_keys_to_the_same_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    general = session.calibrate(path, "cpu", progress=False)
+    merged = session.calibrate(path, "cpu", [scenario()], progress=False)
+    new = {key: record for key, record in merged.kernels.items() if record.origin == "scenario"}
+    assert len(new) > 50
+    assert all(record.time_s for record in new.values())
+    assert merged.kernels == general.kernels | new
+    assert set(merged.provenance["scenarios_s"]) == {"tiny"}
+    timed = counted(monkeypatch)
+    session.calibrate(path, "cpu", [scenario()], progress=False)
+    assert timed == []
+
+
+def test_without_budget_there_is_no_grid(tmp_path: Path) -> None:
+    profile = session.calibrate(tmp_path / "p.json", "cpu", [scenario()], progress=False, budget_s=0)
+    assert {record.origin for record in profile.kernels.values()} == {"scenario"}
+    assert set(profile.provenance["stages_s"]) == {"launch", "host"}
+
+
+def test_what_does_not_fit_into_the_budget_is_left_for_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "p.json"
+    with monkeypatch.context() as patch:
+        timed = counted(patch)
+        patch.setattr("calibrate.session.time.monotonic", lambda: float(len(timed)))  # every measurement takes a second
+        profile = session.calibrate(path, "cpu", budget_s=12)
+    assert len(profile.kernels) == 3
+    resume = f"3 grid keys were left out for time. Go on with: perfmodel calibrate --output {path} --resume"
+    assert resume in capsys.readouterr().err
+    assert list(session.calibrate(path, "cpu", resume=True, progress=False).kernels) == KEYS
+
+
+def test_only_repeats_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    session.calibrate(path, "cpu", progress=False)
+    timed = counted(monkeypatch)
+    session.calibrate(path, "cpu", only=[KEYS[2]], progress=False)
+    assert [key for key in timed if key in KEYS] == [KEYS[2]]
+    with pytest.raises(PerfModelError, match=r"--only must name keys known here .* Did you mean"):
+        session.calibrate(path, "cpu", only=[KEYS[2] + "x"], progress=False)
+
+
+def raising(error: Exception | None) -> Callable[[], None]:
+    def call() -> None:
+        if error is not None:
+            raise error
+
+    return call
+
+
+def test_failures_are_recorded_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors: dict[str, Exception] = {
+        KEYS[0]: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        KEYS[1]: RuntimeError('"mm" not implemented for this\nmore'),
+        KEYS[2]: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+    }
+    monkeypatch.setattr(Bench, "make", lambda self, wanted: raising(errors.get(wanted.key)))
+    profile = session.calibrate(tmp_path / "p.json", "cpu")
+    assert {key: record.error for key, record in profile.kernels.items() if record.error} == {
+        KEYS[0]: "out-of-memory",
+        KEYS[1]: '"mm" not implemented for this',
+        KEYS[2]: "out-of-memory",
+    }
+    assert all(profile.kernels[key].time_s is None for key in KEYS[:3])
+    assert all(profile.kernels[key].time_s is not None for key in KEYS[3:])
+    report = capsys.readouterr().err
+    assert "ran out of memory: 2" in report
+    assert f'{KEYS[1]}: "mm" not implemented for this' in report
+
+
+def test_an_operator_this_torch_lacks_is_recorded() -> None:
+    record, samples = Bench("cpu", CpuStopwatch()).time(job(MISSING_OPERATOR, "grid"))
+    assert samples is None
+    assert record.error is not None
+    assert "must exist in torch" in record.error
+
+
+def test_unstable_keys_come_with_the_command_that_repeats_them() -> None:
+    record = KernelRecord(time_s=1e-6, spread=0.5, samples=5, origin="grid")
+    stable = KernelRecord(time_s=1e-6, spread=0.01, samples=5, origin="grid")
+    device = machine.device_section("cpu")
+    kept = draft.Draft(Path("p.json"), Profile(name="p", device=device), kernels={"a(b, c)": record, "d": stable})
+    assert kept.unstable() == ("a(b, c)",)
+    report = session.closing_report(kept, [], 0, 1.0)
+    assert report[-2:] == ["unstable: 1", "  perfmodel calibrate --output p.json --only 'a(b, c)'"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"device": "tpu"}, "--device must be cuda or cpu"),
+        ({"output": "p.yaml"}, "must end in .json"),
+        ({"only": ["x"]}, "must exist for --only"),
+    ],
+)
+def test_bad_requests(tmp_path: Path, arguments: dict[str, Any], sentence: str) -> None:
+    request = {"output": "p.json", "device": "cpu"} | arguments
+    with pytest.raises(PerfModelError, match=sentence):
+        session.calibrate(tmp_path / request.pop("output"), progress=False, **request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
+    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    with pytest.raises(PerfModelError, match=r"exists already\. Go on with --resume"):
+        session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+
+
+def test_another_machine_may_not_add_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    monkeypatch.setattr(machine, "cpu_name", lambda: "another")
+    with pytest.raises(PerfModelError, match="must have been measured with this cpu"):
+        session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+
+
+def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
+    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    (tmp_path / "p.samples.json.gz").write_bytes(b"nothing")
+    with pytest.raises(PerfModelError, match="must be whole gzip JSON"):
+        session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+
+
+def test_trace_jobs_are_distinct_device_operators() -> None:
+    from perfmodel.workload.trace_store import get_trace
+
+    jobs = trace_jobs(get_trace(scenario()), matmul_tf32=True)
+    assert len({item.key for item in jobs}) == len(jobs)
+    assert all(item.operation.runs_on_device for item in jobs)
+    products = [item for item in jobs if item.operation.base_name in ("mm", "bmm")]
+    assert products
+    assert all(item.tf32 and item.key.endswith(" tf32") for item in products)
+    assert not any(item.tf32 for item in jobs if item not in products)
+
+
+def test_missing_and_chosen() -> None:
+    jobs = [job(operation, "grid") for operation in (*GRID, GRID[0])]
+    keys = [item.key for item in jobs]
+    assert [item.key for item in missing(jobs, [keys[1]])] == [keys[0], *keys[2:6]]
+    assert chosen(jobs, [jobs[3].key]) == [jobs[3]]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "out-of-memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "out-of-memory"),
+        (ValueError(""), "ValueError"),
+        (RuntimeError("first\nsecond"), "first"),
+    ],
+)
+def test_reasons(error: Exception, reason: str) -> None:
+    assert failure(error) == reason

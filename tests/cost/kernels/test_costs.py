@@ -1,0 +1,91 @@
+import gc
+
+import pytest
+
+from calibrate import calls
+from calibrate.calls import tensor
+from perfmodel.cost.kernels import costs
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.costs import kernel_cost, kernel_costs
+from perfmodel.hardware.profile import CurveRecord, Device, KernelRecord, Profile
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation
+
+X = tensor("float32", 1000, 1000)
+ADD, NEG, MM = calls.binary("add.Tensor", X, X), calls.unary("neg.default", X), calls.mm("float32", 512, 512, 512)
+DEVICE = Device(
+    kind="cuda", name="GPU", memory_bytes=1 << 40, multiprocessors=100, l2_bytes=50 << 20,
+    peak_flops_per_s={"fp32": 50e12, "tf32": 400e12}, peak_memory_bytes_per_s=4e12,
+)  # fmt: skip
+POINTWISE = CurveRecord(
+    form="pointwise",
+    parameters={
+        "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "elements_per_s": 1e15,
+    },
+    leave_one_out={"p90": 0.0329},
+)  # fmt: skip
+
+
+def _profile(**records: KernelRecord) -> Profile:
+    kernels = {
+        kernel_key(operation): records[name]
+        for name, operation in (("add", ADD), ("neg", NEG), ("mm", MM))
+        if name in records
+    }
+    return Profile(name="test", device=DEVICE, curves={"pointwise": POINTWISE}, kernels=kernels)
+
+
+def test_exact_then_curve_then_roofline():
+    profile = _profile(add=KernelRecord(time_s=5e-6, spread=0.004, kernels=1))
+    add, neg, mm = kernel_costs([ADD, NEG, MM], profile, matmul_tf32=False)
+    assert add == KernelCost(5e-6, 0.004, "exact", "pointwise", 1e6, 12e6, "fp32", 1)
+    assert (neg.source, neg.spread, neg.time_s) == ("curve", pytest.approx(0.02), pytest.approx(4e-6))
+    assert (mm.source, mm.spread, mm.kind, mm.flops) == ("roofline", 0.25, "gemm", 2 * 512**3)
+
+
+def test_only_the_grid_counts_without_exact_keys():
+    profile = _profile(
+        add=KernelRecord(time_s=5e-6, origin="grid"),
+        neg=KernelRecord(time_s=7e-6, origin="scenario"),
+        mm=KernelRecord(time_s=9e-6),
+    )
+    assert [cost.source for cost in kernel_costs([ADD, NEG, MM], profile, False, exact=True)] == ["exact"] * 3
+    assert [cost.source for cost in kernel_costs([ADD, NEG, MM], profile, False, exact=False)] == [
+        "exact",
+        "curve",
+        "roofline",
+    ]
+
+
+def test_tf32_has_its_own_key():
+    profile = _profile(mm=KernelRecord(time_s=9e-6))
+    assert kernel_cost(MM, profile, matmul_tf32=False).source == "exact"
+    assert kernel_cost(MM, profile, matmul_tf32=True)[2:] == ("roofline", "gemm", 2 * 512**3, 3 * 2**20, "tf32", 1)
+
+
+def test_a_key_that_failed_to_measure_falls_back():
+    profile = _profile(add=KernelRecord(error="out of memory"))
+    assert kernel_cost(ADD, profile, False).source == "curve"
+
+
+def test_views_cost_nothing():
+    view = Operation("aten.t.default", (X,), (), (X,), runs_on_device=False)
+    assert kernel_cost(view, _profile(), False) == KernelCost(0.0, 0.0, "none", "other", 0.0, 0.0, "fp32", 0)
+
+
+def test_launches_are_counted_or_worked_out():
+    lists = calls.foreach_adamw([tensor("float32", 10)] * 771)[0]
+    assert kernel_cost(lists, _profile(), False).kernels == 2
+    assert kernel_cost(ADD, _profile(add=KernelRecord(time_s=5e-6, kernels=3)), False).kernels == 3
+
+
+def test_costs_are_remembered_as_long_as_the_profile():
+    profile = _profile()
+    first = kernel_costs([ADD, MM], profile, False)
+    again = kernel_costs([MM, ADD], profile, False)
+    assert [first[0] is again[1], first[1] is again[0]] == [True, True]
+    identity = id(profile)
+    assert identity in costs._known
+    del profile
+    gc.collect()
+    assert identity not in costs._known

@@ -1,0 +1,101 @@
+import pytest
+
+from calibrate import calls
+from calibrate.calls import tensor
+from perfmodel.cost.kernels.features import FORMS, features_of, list_launches, memory_path
+from perfmodel.hardware.profile import Device
+from perfmodel.workload.ops import Operation
+from tests.cost.kernels.recorded import STEPS, recorded_operations
+
+H200 = Device(kind="cuda", name="H200", memory_bytes=141 << 30, multiprocessors=132, l2_bytes=60 << 20)
+X = tensor("float32", 4, 128, 768)
+
+
+def _labels(operation, tf32=False):
+    features = features_of(operation, H200, tf32)
+    return features.curve, features.labels
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lists", "expected"),
+    [
+        ([10] * 770, 1, (1, 770)),
+        ([10] * 771, 1, (2, 771)),
+        ([10] * 449, 2, (2, 449)),
+        ([65536 * 2240], 1, (1, 2240)),
+        ([65536 * 2240 + 1], 1, (2, 2241)),
+        ([65536 * 2000, 65536 * 2000], 3, (2, 4000)),
+        ([], 1, (0, 0)),
+    ],
+)
+def test_list_launches(sizes, lists, expected):
+    assert list_launches(sizes, lists) == expected
+
+
+def test_memory_paths():
+    assert memory_path(calls.binary("add.Tensor", X, X)) == "vectorised"
+    assert memory_path(calls.unary("mul.Tensor", X, 0.5)) == "vectorised"
+    assert memory_path(calls.binary("mul.Tensor", X, tensor("float32"))) == "vectorised"
+    assert memory_path(calls.binary("add.Tensor", X, X._replace(dtype="bfloat16"))) == "cast"
+    assert memory_path(calls.binary("mul.Tensor", X, tensor("float32", 768))) == "strided"
+    assert memory_path(calls.binary("mul.Tensor", X, X._replace(stride=(128, 1, 0)))) == "strided"
+
+
+def test_gemm_labels():
+    assert _labels(calls.mm("bfloat16", 512, 768, 768, "NT")) == (
+        "gemm bf16",
+        {"layout": "NT aligned", "operator": "plain"},
+    )
+    assert _labels(calls.mm("bfloat16", 768, 50257, 512, "TN")) == (
+        "gemm bf16",
+        {"layout": "TN odd", "operator": "plain"},
+    )
+    assert _labels(calls.addmm("float32", 8, 16, 32), tf32=True) == (
+        "gemm tf32",
+        {"layout": "NT aligned", "operator": "bias"},
+    )
+    assert _labels(calls.bmm("float32", 48, 128, 64, 128, "TN")) == (
+        "gemm fp32",
+        {"layout": "TN aligned", "operator": "batched"},
+    )
+
+
+def test_row_lengths():
+    def rows(operation):
+        numbers = features_of(operation, H200, False).numbers
+        return numbers["rows"], numbers["length"]
+
+    for operation in (*calls.layer_norm("float32", 4, 128, 768), *calls.rms_norm("bfloat16", 4, 128, 768)):
+        assert rows(operation) == (512, 768)
+    for operation in (*calls.softmax("float32", (512, 30522), log=True), *calls.nll_loss("float32", 512, 30522)):
+        assert rows(operation) == (512, 30522)
+    assert rows(calls.softmax("float32", (4, 12, 128, 64))[0]) == (4 * 12 * 128, 64)
+    assert rows(calls.reduction("mean.dim", X, (-1,))) == (512, 768)
+    assert rows(calls.reduction("sum.dim_IntList", X, (0, 1))) == (512, 768)
+
+
+def test_convolution_is_three_products():
+    forward, backward = calls.convolution("bfloat16", 4, 64, 56, 128, kernel=3, stride=2, last=True, bias=False)
+    one = features_of(forward, H200, False).numbers
+    assert [one[f"forward_{size}"] for size in "mnk"] == [4 * 28 * 28, 128, 64 * 9]
+    two = features_of(backward, H200, False).numbers
+    assert [two[f"input_{size}"] for size in "mnk"] == [4 * 56 * 56, 64, 128 * 9 / 4]
+    assert [two[f"weight_{size}"] for size in "mnk"] == [128, 64 * 9, 4 * 28 * 28]
+    assert two["forward_m"] == 0
+
+
+@pytest.mark.parametrize("path", STEPS, ids=lambda path: path.name)
+def test_every_recorded_operator_with_tensors_has_a_curve(path):
+    for operation in recorded_operations(path):
+        if operation.base_name.startswith(("_foreach_", "_fused_")) or operation.base_name in (
+            "cat",
+            "convolution_backward",
+        ):
+            continue  # the recordings flatten lists
+        features = features_of(operation, H200, False)
+        assert features is None or features.form in FORMS
+        assert (features is None) == (not operation.input_tensors())
+
+
+def test_what_has_no_tensors_has_no_curve():
+    assert features_of(Operation("aten.arange.default", (128,), (), (tensor("int64", 128),)), H200, False) is None

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from perfmodel.cost.kernels.features import FORMS
+from perfmodel.cost.kernels.forms import Calls, form_time_s, soft_maximum, transfer_s
+from perfmodel.cost.kernels.matrix_forms import tiled_time_s
+from perfmodel.cost.kernels.memory_forms import POINTWISE
+
+MEMORY = {"start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 8e12, "cache_bytes": 40e6}
+
+
+def _values(**values: float):
+    return {name: np.array([value]) for name, value in values.items()}
+
+
+def test_soft_maximum_is_the_larger_and_root_of_two_where_equal():
+    assert soft_maximum(np.array(3.0), np.array(0.0)) == pytest.approx(3.0)
+    assert soft_maximum(np.array(1.0), np.array(1.0)) == pytest.approx(2 ** (1 / 4))
+
+
+def test_transfer_is_at_cache_speed_when_it_fits_and_memory_speed_when_not():
+    values = _values(**MEMORY)
+    assert transfer_s(np.array([4e6]), np.array([4e6]), values) == pytest.approx(4e6 / 8e12, rel=1e-3)
+    assert transfer_s(np.array([4e9]), np.array([4e9]), values) == pytest.approx(4e9 / 4e12, rel=1e-3)
+
+
+def test_a_pointwise_kernel_is_start_plus_the_slower_limit():
+    calls = Calls({"bytes": np.array([4e9, 8.0]), "elements": np.array([1.0, 1e9])}, {"path": ["a", "b"]})
+    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11}
+    assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3, 2e-6 + 1e-2], rel=1e-3)
+
+
+def test_an_unseen_label_gets_the_general_value():
+    calls = Calls({"bytes": np.array([8.0]), "elements": np.array([1e9])}, {"path": ["unseen"]})
+    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11}
+    assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3], rel=1e-3)
+
+
+def _tiled(m, n, k, **changes):
+    values = {
+        "flops_per_s": 1e12,
+        "small_tile": 1e-9,
+        "epilogue_s": 1e-12,
+        "split_s": 1.0,
+        "quantised": 1.0,
+        "cache_bytes_per_s": 1e13,
+    }
+    values |= changes
+    sizes = [np.array([float(size)]) for size in (1, m, n, k, 4)]
+    return float(tiled_time_s(_values(**values), *sizes)[0])
+
+
+def test_whole_waves_of_tiles():
+    # 4 multiprocessors of 0.25 TFLOP/s; 512 x 256 is 4 tiles of 128 x 256 or 256 x 128: one wave
+    assert _tiled(512, 256, 1024) == pytest.approx(2 * 512 * 256 * 1024 / 1e12, rel=1e-6)
+
+
+def test_a_tile_more_costs_a_wave_unless_waves_are_fractional():
+    whole, fractional = _tiled(2048 + 16, 512, 1024), _tiled(2048 + 16, 512, 1024, quantised=1e-6)
+    assert fractional < whole
+    assert whole > 2 * 2064 * 512 * 1024 / 1e12
+
+
+def test_splitting_the_depth_fills_the_chip():
+    alone = _tiled(16, 64, 2**16)
+    split = _tiled(16, 64, 2**16, split_s=1e-9)
+    assert split == pytest.approx(alone / 4, rel=0.05)
+
+
+def _number(name):
+    values = {
+        "multiprocessors": 132.0, "cache_bytes": 6e7, "bytes": 1e7, "elements": 1e6, "flops": 1e9, "rows": 1000.0, "length": 1000.0,
+        "tokens": 1000.0, "table_bytes": 1e6, "launches": 1.0, "chunks": 10.0, "batch": 1.0, "m": 512.0, "n": 512.0, "k": 512.0,
+        "sequences": 48.0, "queries": 256.0, "keys": 256.0, "head_size": 64.0, "causal": 0.0, "flops_per_score": 256.0,
+        "channels": 64.0, "out_channels": 64.0, "window": 9.0,
+    }  # fmt: skip
+    return values.get(name, 512.0)
+
+
+GROWING = {
+    "pointwise": ("bytes", "elements"),
+    "placed": ("bytes", "elements"),
+    "rows": ("rows", "length", "bytes"),
+    "columns": ("rows", "bytes"),
+    "scatter": ("bytes",),
+    "lists": ("bytes", "launches", "chunks"),
+    "gemm": ("m", "n", "k", "batch"),
+    "convolution": ("forward_m", "forward_k", "bytes"),
+    "attention": ("sequences", "queries", "keys"),
+}
+
+
+@pytest.mark.parametrize(("name", "grown"), [(name, grown) for name, names in GROWING.items() for grown in names])
+def test_more_work_is_never_faster(name, grown):
+    form = FORMS[name]
+    ladder = _number(grown) * np.array([1, 2, 4, 8, 16, 64, 256])
+    products = [f"{part}_{size}" for part in ("forward", "input", "weight") for size in "mnk"]
+    extra = products if name == "convolution" else []
+    numbers = {number: np.full(7, _number(number)) for number in [*_ALL_NUMBERS, *extra]} | {grown: ladder}
+    labels = {parameter.labelled: ["x"] * 7 for parameter in form.parameters if parameter.labelled}
+    labels |= {place: ["x"] * 7 for place in form.places}
+    starts = form.starts(numbers, np.full(7, 1e-4))
+    times = form_time_s(form, starts, Calls(numbers, labels))
+    assert np.all(np.diff(times) >= -1e-12 * times[:-1])
+    assert times[-1] > times[0]
+
+
+_ALL_NUMBERS = [
+    "multiprocessors",
+    "cache_bytes",
+    "bytes",
+    "elements",
+    "flops",
+    "rows",
+    "length",
+    "tokens",
+    "table_bytes",
+    "launches",
+    "chunks",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "sequences",
+    "queries",
+    "keys",
+    "head_size",
+    "causal",
+    "flops_per_score",
+    "channels",
+    "out_channels",
+    "window",
+]

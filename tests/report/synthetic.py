@@ -1,0 +1,145 @@
+"""A prediction small enough to work out by hand: five launches of three operators, in microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.hardware.profile import Device, Profile
+from perfmodel.program.program import single_device_program
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.timeline import PhaseSpan, Timeline
+from perfmodel.units import US
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+
+MIB = 2**20
+SQUARE = TensorSpec.parse("float32[8,8]")
+OPERATIONS = (
+    Operation("aten.mm.default", (SQUARE, SQUARE), (), (SQUARE,)),
+    Operation("aten.add.Tensor", (SQUARE, SQUARE), (), (SQUARE,)),
+    Operation("aten._foreach_add_.List", ((SQUARE,), (SQUARE,)), (), ()),
+)
+COSTS = (
+    KernelCost(10 * US, 0.01, "exact", "gemm", 1024.0, 768.0, "fp32", 1),
+    KernelCost(2 * US, 0.05, "curve", "pointwise", 64.0, 768.0, "fp32", 1),
+    KernelCost(5 * US, 0.30, "roofline", "optimizer", 64.0, 768.0, "fp32", 1),
+)
+# operation, phase, module, host start, issue, start, end
+LAUNCHES = (
+    (0, 0, 0, 0, 3, 4, 14),
+    (1, 0, 1, 3, 6, 14, 16),
+    (0, 1, 1, 6, 9, 16, 26),
+    (0, 1, 0, 9, 12, 26, 36),
+    (2, 2, -1, 12, 15, 36, 41),
+)
+# phase, micro-batch, host start, host end, device start, device end
+PHASES = (("forward", 0, 0, 6, 4, 16), ("backward", 0, 6, 12, 16, 36), ("optimizer", -1, 12, 16, 36, 42))
+
+
+def scenario(**changes: object) -> Scenario:
+    data = {
+        "name": "toy",
+        "model": {"family": "gpt", "size": "tiny"},
+        "batch": {"size": 4, "sequence_length": 8},
+        "hardware": {"profile": "toy-gpu"},
+    }
+    return Scenario.model_validate(data | changes)
+
+
+def profile(kind: str = "cuda") -> Profile:
+    device = Device(
+        kind=kind,  # type: ignore[arg-type]
+        name="Toy GPU",
+        memory_bytes=64 * MIB,
+        multiprocessors=2,
+        compute_capability=(9, 0) if kind == "cuda" else None,
+        peak_flops_per_s={"fp32": 1e9} if kind == "cuda" else {},
+        peak_memory_bytes_per_s=1e9 if kind == "cuda" else None,
+    )
+    return Profile(name="toy-gpu", device=device)
+
+
+def trace() -> Trace:
+    """2 MiB of parameters; forward makes an activation of 4 MiB, backward gradients of 2 MiB, which stay."""
+    rows = [
+        (EventKind.OP, 0, -1),
+        (EventKind.ALLOC, 1, 4 * MIB),
+        (EventKind.OP, 1, -1),
+        (EventKind.OP, 0, 0),
+        (EventKind.ALLOC, 2, 2 * MIB),
+        (EventKind.OP, 0, 0),
+        (EventKind.FREE, 1, 0),
+        (EventKind.OP, 2, -1),
+        (EventKind.FREE, 2, 0),
+    ]
+    kind, a, b = np.array(rows, dtype=np.int64).T
+    segments = (Segment("forward", 0, 0, 3), Segment("backward", 0, 3, 7), Segment("optimizer", -1, 7, 9))
+    step = StepEvents(kind, a, b, segments)
+    return Trace(
+        workload={},
+        provenance={},
+        operations=OPERATIONS,
+        modules=(("", "GPT"), ("head", "Linear")),
+        calls=(),
+        nodes=("MmBackward0",),
+        parameters=(),
+        persistent=(Storage(0, 2 * MIB, StorageKind.PARAMETER),),
+        first=step,
+        steady=step,
+        storage_kinds={1: StorageKind.ACTIVATION, 2: StorageKind.GRADIENT},
+    )
+
+
+def timeline() -> Timeline:
+    operation, run, module, host_start, issue, start, end = np.array(LAUNCHES).T
+    return Timeline(
+        operation=operation,
+        run=run,
+        module=module,
+        stream=np.zeros(len(operation), dtype=np.int64),
+        host_start_s=host_start * US,
+        issue_s=issue * US,
+        start_s=start * US,
+        end_s=end * US,
+        phases=tuple(PhaseSpan(name, micro, start * US, end * US) for name, micro, _, _, start, end in PHASES),
+        host_spans=tuple(PhaseSpan(name, micro, start * US, end * US) for name, micro, start, end, _, _ in PHASES),
+        step_time_s=38 * US,
+        synced_step_time_s=43 * US,
+        host_busy_s=16 * US,
+    )
+
+
+def prediction(kind: str = "cuda", **changes: object) -> Prediction:
+    """Of a step of 38 us: 12 forward, 20 backward, 5 optimizer, 1 waiting for the host."""
+    program = single_device_program(trace())
+    counts = {0: 3, 1: 1, 2: 1}
+    uses = [KernelUse(kernel_key(OPERATIONS[i]), COSTS[i], count) for i, count in counts.items()]
+    known = Prediction(
+        scenario=scenario(),
+        profile=profile(kind),
+        program=program,
+        timeline=timeline(),
+        memory=simulate_memory(program, profile()) if kind == "cuda" else None,
+        interval_s=(36 * US, 40 * US),
+        kernels=tuple(sorted(uses, key=lambda use: -use.total_s)),
+        breakdown={
+            "forward_s": 12 * US,
+            "backward_s": 20 * US,
+            "optimizer_s": 5 * US,
+            "exposed_communication_s": 0.0,
+            "bubble_s": 0.0,
+            "host_bound_s": 1 * US,
+            "communication_s": 0.0,
+        },
+        bottleneck="the device: gemm kernels take 79 % of the step",
+        provenance={"exact": 30 / 37, "curve": 2 / 37, "roofline": 5 / 37},
+        model_flops=3 * 1088.0,
+        warnings=("14 % of the device time is from a roofline",),
+    )
+    return replace(known, **changes)  # type: ignore[arg-type]

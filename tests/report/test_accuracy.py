@@ -1,0 +1,204 @@
+"""The accuracy card: errors, statistics and the check against an earlier card, all worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.measurement import Measurement, StepMemory
+from perfmodel.report.accuracy import (
+    Card,
+    Case,
+    Pair,
+    Statistics,
+    accuracy_card,
+    card_json,
+    load_card,
+    refuse_worse,
+    save_card,
+    worsened,
+)
+from tests.report.synthetic import MIB, prediction
+
+
+def case(name: str, group: str, split: str, error: float, **changes: object) -> Case:
+    """A case that is measured at one second and predicted off by ``error``."""
+    known = Case(
+        name=name,
+        group=group,
+        split=split,
+        measured={"step": 1.0},
+        predicted={"step": 1.0 + error},
+        spread=0.01,
+        steps=12,
+        in_interval=True,
+        profile="toy-gpu",
+        versions={"torch": "2.11"},
+        scenario_digest=name,
+    )
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+CARD = Card(
+    (
+        case("a", "fp32", "tuning", 0.01),
+        case("b", "fp32", "held-out", -0.03),
+        case("c", "amp", "held-out", 0.05),
+        case("d", "amp", "tuning", -0.01),
+    )
+)
+
+
+def measurement(name: str = "toy", **changes: object) -> Measurement:
+    known = Measurement(
+        name=name,
+        split="tuning",
+        group="own",
+        scenario={"name": name, "precision": "fp32"},
+        provenance={"torch": "2.11", "gpu": "Toy GPU", "cpus": 3, "nvidia_smi": {"driver_version": "580"}},
+        warmup_steps=5,
+        step_s=(38.5e-6, 39.5e-6, 40.5e-6),
+        synced_step_s=(43e-6,),
+        phases_s={"zero_grad": (1e-6,), "forward": (12e-6,), "backward": (25e-6,), "optimizer": (5e-6,)},
+        memory=(
+            StepMemory(allocated_before_bytes=0, peak_allocated_bytes=99 * MIB, peak_reserved_bytes=99 * MIB),
+            StepMemory(allocated_before_bytes=0, peak_allocated_bytes=10 * MIB, peak_reserved_bytes=20 * MIB),
+        ),
+    )
+    return known.model_copy(update=changes)
+
+
+def pair(found: Measurement) -> Pair:
+    return Pair(found, prediction(), replace(prediction(), timeline=replace(prediction().timeline, step_time_s=50e-6)))
+
+
+def test_a_pair_becomes_a_case() -> None:
+    (found,) = accuracy_card([pair(measurement())]).cases
+    errors = {quantity: found.error(quantity) for quantity in found.measured}
+    assert errors == {
+        "step": pytest.approx(38 / 39.5 - 1),
+        "synced_step": pytest.approx(0),
+        "forward": pytest.approx(0),
+        "backward": pytest.approx(20 / 25 - 1),
+        "optimizer": pytest.approx(0),
+        "peak_allocated": pytest.approx(8 / 10 - 1),
+        "peak_reserved": pytest.approx(0),
+        "step_without_exact_keys": pytest.approx(50 / 39.5 - 1),
+    }
+    assert found.spread == pytest.approx(1 / 39.5)
+    assert (found.steps, found.profile, found.in_interval) == (3, "toy-gpu", True)
+    assert found.versions == {"gpu": "Toy GPU", "driver": "580", "torch": "2.11"}
+
+
+def test_what_was_not_measured_has_no_error() -> None:
+    bare = measurement(phases_s={"forward": (12e-6,)}, memory=())
+    (found,) = accuracy_card([pair(bare)]).cases
+    assert [found.error(quantity) for quantity in ("backward", "optimizer", "peak_allocated", "peak_reserved")] == [
+        None
+    ] * 4
+
+
+def test_a_measurement_outside_the_interval() -> None:
+    (found,) = accuracy_card([pair(measurement(step_s=(41e-6,) * 3))]).cases
+    assert not found.in_interval
+
+
+def test_statistics() -> None:
+    assert CARD.statistics("step") == Statistics(
+        cases=4,
+        mean=pytest.approx(0.025),  # type: ignore[arg-type]
+        median=pytest.approx(0.02),  # type: ignore[arg-type]
+        p95=pytest.approx(0.03 + 0.85 * 0.02),  # type: ignore[arg-type]  # at 2.85 of 0.01 0.01 0.03 0.05
+        worst=pytest.approx(0.05),  # type: ignore[arg-type]
+        worst_case="c",
+        bias=pytest.approx(0.005),  # type: ignore[arg-type]
+    )
+    held_out = CARD.statistics("step", split="held-out")
+    assert held_out is not None
+    assert (held_out.cases, held_out.bias) == (2, pytest.approx(0.01))
+    fp32 = CARD.statistics("step", group="fp32")
+    assert fp32 is not None
+    assert (fp32.worst, fp32.worst_case) == (pytest.approx(-0.03), "b")
+    assert CARD.statistics("forward") is None
+
+
+def test_repeated_measurements() -> None:
+    twice = [measurement("toy"), measurement("toy-again"), measurement("other", scenario={"precision": "bf16"})]
+    groups = [[found.name for found in cases] for _, cases in accuracy_card(map(pair, twice)).repeated()]
+    assert groups == [["toy", "toy-again"]]
+
+
+def test_names_must_differ() -> None:
+    with pytest.raises(PerfModelError, match=r"names of measurements must differ \(got 'toy' twice\)"):
+        accuracy_card([pair(measurement()), pair(measurement())])
+
+
+def test_a_class_may_worsen_by_no_more_than_a_third_of_a_point() -> None:
+    def card(error: float) -> Card:
+        return Card((case("a", "fp32", "tuning", error), case("b", "amp", "tuning", 0.0)))
+
+    assert worsened(card(0.0129), card(0.01)) == []
+    assert worsened(card(-0.0132), card(0.01)) == ["step of fp32: mean error 1.32%, was 1.00%"]
+    assert worsened(card(0.0), card(0.05)) == []
+
+
+def test_a_class_may_not_vanish() -> None:
+    without = Card(tuple(found for found in CARD.cases if found.group != "amp"))
+    assert worsened(without, CARD) == ["step of amp: no case is left (it had 2)"]
+
+
+def test_memory_is_checked_too() -> None:
+    def card(predicted: float) -> Card:
+        sides = {"measured": {"peak_allocated": 100.0}, "predicted": {"peak_allocated": predicted}}
+        return Card((case("a", "fp32", "tuning", 0.0, **sides),))
+
+    assert worsened(card(102.0), card(101.0)) == [
+        "peak allocated of all cases: mean error 2.00%, was 1.00%",
+        "peak allocated of fp32: mean error 2.00%, was 1.00%",
+    ]
+
+
+def test_card_file(tmp_path: Path) -> None:
+    paths = save_card(CARD, "text", tmp_path / "ACCURACY.md")
+    assert [path.name for path in paths] == ["ACCURACY.md", "ACCURACY.json"]
+    assert (paths[0].read_text(), load_card(paths[1])) == ("text", CARD)
+    refuse_worse(CARD, paths[1])
+    worse = Card((replace(CARD.cases[0], predicted={"step": 1.5}), *CARD.cases[1:]))
+    with pytest.raises(
+        PerfModelError, match=r"no class may get worse by more than 0\.3 points \(got step of all cases"
+    ):
+        refuse_worse(worse, paths[1])
+    with pytest.raises(PerfModelError, match=r"an accuracy card must end in \.md"):
+        save_card(CARD, "text", tmp_path / "card.txt")
+
+
+def test_card_summary() -> None:
+    assert card_json(CARD)["summary"]["step"]["class amp"] == {
+        "cases": 2,
+        "mean": 0.03,
+        "median": 0.03,
+        "p95": 0.048,
+        "worst": 0.05,
+        "worst_case": "c",
+        "bias": 0.02,
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({"version": 2, "cases": []}, "version must be at most 1"),
+        ({"version": 1}, r"an accuracy card must hold whole cases \('cases'\)"),
+        ({"version": 1, "cases": [{"name": "a"}]}, "an accuracy card must hold whole cases"),
+        ([], "an accuracy card must be a JSON object"),
+    ],
+)
+def test_refused_cards(tmp_path: Path, data: object, sentence: str) -> None:
+    path = tmp_path / "ACCURACY.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(PerfModelError, match=sentence):
+        load_card(path)

@@ -1,0 +1,105 @@
+"""ACCURACY.md, whole, for a card of two cases."""
+
+from __future__ import annotations
+
+from perfmodel.report.accuracy import Card
+from perfmodel.report.accuracy_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
+from perfmodel.report.text import rendered
+from tests.report.test_accuracy import CARD, case
+
+TWO = Card(
+    (
+        case("a", "fp32", "tuning", 0.01, spread=0.002, scenario_digest="same"),
+        case(
+            "b",
+            "fp32",
+            "held-out",
+            0.0,
+            measured={"step": 2.0, "peak_allocated": 2.0**30},
+            predicted={"step": 1.96, "peak_allocated": 2.0**30, "peak_reserved": 3.0},
+            in_interval=False,
+            scenario_digest="same",
+        ),
+    )
+)
+WHOLE = f"""\
+{INTRODUCTION}
+
+## Step time
+
+Steady state: no synchronisation between steps.
+
+|  | cases | mean | median | p95 | worst | worst case | bias |
+|---|---|---|---|---|---|---|---|
+| held-out | 1 | 2.00% | 2.00% | 2.00% | -2.00% | b | -2.00% |
+| tuning | 1 | 1.00% | 1.00% | 1.00% | +1.00% | a | +1.00% |
+| all | 2 | 1.50% | 1.50% | 1.95% | -2.00% | b | -0.50% |
+| class fp32 | 2 | 1.50% | 1.50% | 1.95% | -2.00% | b | -0.50% |
+
+## Peak memory allocated
+
+|  | cases | mean | median | p95 | worst | worst case | bias |
+|---|---|---|---|---|---|---|---|
+| held-out | 1 | 0.00% | 0.00% | 0.00% | +0.00% | b | +0.00% |
+| all | 1 | 0.00% | 0.00% | 0.00% | +0.00% | b | +0.00% |
+| class fp32 | 1 | 0.00% | 0.00% | 0.00% | +0.00% | b | +0.00% |
+
+## Every case
+
+| case | class | split | measured | predicted | step | forward | backward | optimizer | synced | allocated | reserved | without exact keys |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
+| a | fp32 | tuning | 1 s | 1.01 s | +1.00% |  |  |  |  |  |  |  |
+| b | fp32 | held-out | 2 s | 1.96 s | -2.00% |  |  |  |  | +0.00% |  |  |
+
+## Intervals
+
+1 of 2 measured steps lie in the predicted 90 % interval, which is uncalibrated.
+
+## Noise floor
+
+Spread: standard deviation of a measurement's steps over their median, largest first.
+
+| case | steps | spread |
+|---|---|---|
+| b | 12 | 1.00% |
+| a | 12 | 0.20% |
+
+Scenarios measured more than once, and how far their medians lie apart:
+
+| cases | apart |
+|---|---|
+| a, b | 100.00% |
+
+## Versions
+
+| profile | torch | cases |
+|---|---|---|
+| toy-gpu | 2.11 | 2 |
+"""
+
+
+def test_whole_card() -> None:
+    assert accuracy_markdown(TWO) == WHOLE
+
+
+def test_nothing_repeated() -> None:
+    assert "No scenario was measured twice." in accuracy_markdown(CARD)
+
+
+def test_summary_judges_the_held_out_cases() -> None:
+    assert summary_line(CARD) == (
+        "2 held-out cases: step time off by 4.00% in the median, 4.00% in the mean, +5.00% at worst (c)"
+    )
+    tuning = Card(tuple(found for found in CARD.cases if found.split == "tuning"))
+    assert (
+        summary_line(tuning) == "2 cases: step time off by 1.00% in the median, 1.00% in the mean, +1.00% at worst (a)"
+    )
+
+
+def test_case_table() -> None:
+    assert rendered(case_table(TWO)).splitlines() == [
+        "case                  measured  predicted   error",
+        "a     step                 1 s     1.01 s  +1.0 %",
+        "b     step                 2 s     1.96 s  -2.0 %",
+        "      peak allocated     1 GiB      1 GiB  +0.0 %",
+    ]

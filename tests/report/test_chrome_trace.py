@@ -1,0 +1,96 @@
+"""The exported trace: its events in full, as torch.profiler would write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
+from tests.report.synthetic import prediction
+
+
+def rows(trace: dict[str, Any], category: str) -> list[tuple[Any, ...]]:
+    """(name, thread, start, duration) of every slice of a category, microseconds."""
+    events = [event for event in trace["traceEvents"] if event.get("cat") == category and event["ph"] == "X"]
+    return [(event["name"], event["tid"], event["ts"], event["dur"]) for event in events]
+
+
+def test_every_slice() -> None:
+    trace = chrome_trace(prediction())
+    host = [("mm", 0, 3), ("add", 3, 3), ("mm", 6, 3), ("mm", 9, 3), ("_foreach_add_", 12, 3)]
+    device = [("mm", 4, 10), ("add", 14, 2), ("mm", 16, 10), ("mm", 26, 10), ("_foreach_add_", 36, 5)]
+    assert rows(trace, "cpu_op") == [(f"aten::{name}", 1, start, duration) for name, start, duration in host]
+    assert rows(trace, "cuda_runtime") == [("cudaLaunchKernel", 1, start, duration) for _, start, duration in host]
+    assert rows(trace, "kernel") == [(f"aten::{name}", 7, start, duration) for name, start, duration in device]
+    assert rows(trace, "gpu_user_annotation") == [
+        ("forward 0", 3, 4, 12),
+        ("backward 0", 3, 16, 20),
+        ("optimizer", 3, 36, 6),
+    ]
+    assert rows(trace, "user_annotation") == [
+        ("ProfilerStep#0", 1, 0, 16),
+        ("forward 0", 2, 0, 6),
+        ("backward 0", 2, 6, 6),
+        ("optimizer", 2, 12, 4),
+        ("root (GPT)", 1, 0, 3),
+        ("head (Linear)", 1, 3, 3),
+        ("head (Linear)", 1, 6, 3),
+        ("root (GPT)", 1, 9, 3),
+    ]
+
+
+def test_launches_and_kernels_are_joined() -> None:
+    events = chrome_trace(prediction())["traceEvents"]
+    launches = {event["args"]["correlation"]: event for event in events if event.get("cat") == "cuda_runtime"}
+    kernels = {event["args"]["correlation"]: event for event in events if event.get("cat") == "kernel"}
+    tails = {event["id"]: event for event in events if event["ph"] == "s"}
+    heads = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert set(launches) == set(kernels) == set(tails) == set(heads) == {1, 2, 3, 4, 5}
+    for number, kernel in kernels.items():
+        assert (tails[number]["tid"], tails[number]["ts"]) == (launches[number]["tid"], launches[number]["ts"])
+        assert (heads[number]["tid"], heads[number]["ts"]) == (kernel["tid"], kernel["ts"])
+
+
+def test_a_kernel_tells_where_its_time_comes_from() -> None:
+    kernels = [event for event in chrome_trace(prediction())["traceEvents"] if event.get("cat") == "kernel"]
+    assert kernels[1]["args"] == {
+        "device": 0,
+        "stream": 7,
+        "External id": 2,
+        "correlation": 2,
+        "key": "aten.add.Tensor(float32[8,8], float32[8,8])",
+        "kind": "pointwise",
+        "source": "curve",
+        "flops": 64.0,
+        "bytes": 768.0,
+        "kernels": 1,
+    }
+
+
+def test_one_process_a_rank() -> None:
+    trace = chrome_trace(prediction(), rank=3)
+    assert {event["pid"] for event in trace["traceEvents"]} == {3}
+    assert trace["distributedInfo"]["rank"] == 3
+
+
+def test_on_a_cpu_operators_run_on_the_host() -> None:
+    trace = chrome_trace(prediction("cpu"))
+    names = [(name, start, duration) for name, _, start, duration in rows(trace, "cpu_op")]
+    assert names[:2] == [("aten::mm", 4, 10), ("aten::add", 14, 2)]
+    assert rows(trace, "kernel") == rows(trace, "cuda_runtime") == []
+
+
+def test_files(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
+    save_chrome_trace(prediction(), plain)
+    save_chrome_trace(prediction(), packed)
+    assert (
+        json.loads(plain.read_text()) == json.loads(gzip.decompress(packed.read_bytes())) == chrome_trace(prediction())
+    )
+    with pytest.raises(PerfModelError, match=r"a trace must end in \.json or \.json\.gz \(got 't\.txt'\)"):
+        save_chrome_trace(prediction(), tmp_path / "t.txt")

@@ -1,0 +1,79 @@
+"""A prediction against traces: its own, and one that differs in known ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
+from perfmodel.report.diff import DiffRow, diff_with_trace
+from perfmodel.report.diff_text import diff_report
+from perfmodel.report.text import rendered
+from tests.report.synthetic import prediction
+
+
+WHOLE = """\
+predicted 38 us, in the trace 37 us: +1 us, +2.7 %
+
+by class of kernel
+              predicted  in the trace  difference  of the step  matched  only predicted  only in the trace
+gemm              30 us         30 us       +0 ns      +0.00 %        3
+optimizer          5 us          5 us       +0 ns      +0.00 %        1
+pointwise          2 us          2 us       +0 ns      +0.00 %        1
+device waits       1 us          0 ns       +1 us      +2.70 %
+
+by operator
+               predicted  in the trace  difference  of the step  matched  only predicted  only in the trace
+_foreach_add_       5 us          5 us       +0 ns      +0.00 %        1
+add                 2 us          2 us       +0 ns      +0.00 %        1
+mm                 30 us         30 us       +0 ns      +0.00 %        3
+device waits        1 us          0 ns       +1 us      +2.70 %
+The profiler slows the host down, so waiting times in the trace are too long; kernel times hold.
+"""
+
+
+def row(name: str, counts: tuple[int, int, int], predicted_us: float, measured_us: float) -> DiffRow:
+    seconds = [pytest.approx(value * 1e-6) for value in (predicted_us, measured_us)]
+    return DiffRow(name, *counts, *seconds)  # type: ignore[arg-type]
+
+
+def test_a_prediction_agrees_with_its_own_trace(tmp_path: Path) -> None:
+    save_chrome_trace(prediction(), tmp_path / "t.json")
+    diff = diff_with_trace(prediction(), tmp_path / "t.json")
+    # the trace ends with its last kernel, 1 us before the next step begins
+    assert diff.kinds == (
+        row("gemm", (3, 0, 0), 30, 30),
+        row("optimizer", (1, 0, 0), 5, 5),
+        row("pointwise", (1, 0, 0), 2, 2),
+        row("device waits", (0, 0, 0), 1, 0),
+    )
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    trace = chrome_trace(prediction())
+    for event in trace["traceEvents"]:
+        number = event.get("args", {}).get("External id", 0)
+        if event.get("cat") == "kernel":
+            event["dur"] += 4 * (number == 3)  # the first mm of backward takes longer
+            event["ts"] += 4 * (number > 3)
+        if event.get("cat") == "cpu_op" and number == 2:
+            event["name"] = "aten::sub"  # another operator in place of the add
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(trace))
+    diff = diff_with_trace(prediction(), path)
+    assert diff.kinds == (
+        row("gemm", (3, 0, 0), 30, 34),
+        row("pointwise", (0, 1, 0), 2, 0),
+        row("sub", (0, 0, 1), 0, 2),
+        row("optimizer", (1, 0, 0), 5, 5),
+        row("device waits", (0, 0, 0), 1, 0),
+    )
+    for rows in (diff.kinds, diff.operators):
+        assert sum(part.difference_s for part in rows) == pytest.approx(diff.difference_s)
+
+
+def test_text(tmp_path: Path) -> None:
+    save_chrome_trace(prediction(), tmp_path / "t.json")
+    assert rendered(diff_report(diff_with_trace(prediction(), tmp_path / "t.json"))) == WHOLE

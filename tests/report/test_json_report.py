@@ -1,0 +1,58 @@
+"""Everything that `perfmodel predict --json` promises."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfmodel.report.json_report import json_report
+from tests.report.synthetic import MIB, prediction
+
+PEAKS = {"peak_allocated_bytes": 8 * MIB, "peak_reserved_bytes": 20 * MIB}
+
+
+def test_contracted_keys() -> None:
+    report = json_report(prediction())
+    assert report["memory"] == {
+        **PEAKS,
+        "device_bytes": 20 * MIB,
+        "allocated_at_peak_bytes": {
+            "parameter": 2 * MIB,
+            "buffer": 0,
+            "input": 0,
+            "gradient": 2 * MIB,
+            "optimizer_state": 0,
+            "activation": 4 * MIB,
+            "temporary": 0,
+        },
+        "retries": 0,
+        "first_step": PEAKS,
+        "ranks": [{"rank": 0, **PEAKS, "device_bytes": 20 * MIB}],
+    }
+    assert report["fits"] is True
+    numbers = {key: report[key] for key in ("version", "step_time_s", "synced_step_time_s", "step_time_interval_s")}
+    assert numbers == {
+        "version": 1,
+        "step_time_s": pytest.approx(38e-6),
+        "synced_step_time_s": pytest.approx(43e-6),
+        "step_time_interval_s": [pytest.approx(36e-6), pytest.approx(40e-6)],
+    }
+    assert set(report) == {
+        "version", "scenario", "profile", "step_time_s", "step_time_interval_s", "synced_step_time_s",
+        "throughput_samples_per_s", "mfu", "memory", "fits", "breakdown", "communication_bytes", "bottleneck",
+        "provenance", "kernels", "warnings",
+    }  # fmt: skip
+
+
+def test_parts_add_up_to_the_step() -> None:
+    report = json_report(prediction())
+    assert sum(seconds for part, seconds in report["breakdown"].items() if part != "communication_s") == pytest.approx(
+        report["step_time_s"]
+    )
+
+
+def test_is_plain_json_and_null_where_unknown() -> None:
+    report = json_report(prediction("cpu"))
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert (report["memory"], report["fits"], report["mfu"]) == (None, None, None)

@@ -1,0 +1,141 @@
+"""The pictures: what stands on the Axes, and that every file is a PNG."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from perfmodel.report.accuracy import Card
+from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
+from perfmodel.report.plots import plot_breakdown, plot_kinds, plot_memory, plot_roofline, plot_timeline, save_plots
+from perfmodel.simulate.memory import simulate_memory
+from tests.report.synthetic import MIB, prediction, profile
+from tests.report.test_accuracy import CARD
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def axes() -> Axes:
+    return Figure().subplots()
+
+
+def labels(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.get_yticklabels()]
+
+
+def test_every_function_draws_on_the_axes_it_is_given() -> None:
+    for draw in (plot_timeline, plot_breakdown, plot_kinds, plot_roofline, plot_memory):
+        ax = axes()
+        assert draw(prediction(), ax) is ax
+        assert isinstance(draw(prediction()), Axes)
+
+
+def test_timeline_rows() -> None:
+    assert labels(plot_timeline(prediction())) == ["stream 0", "host", "phases"]
+    assert labels(plot_timeline(prediction("cpu"))) == ["operators", "phases"]
+
+
+def test_timeline_reaches_the_end_of_the_step() -> None:
+    ax = plot_timeline(prediction())
+    assert ax.get_xlim() == (0, pytest.approx(0.042))
+    assert [text.get_text() for text in ax.texts] == ["forward", "backward", "optimizer"]
+
+
+def test_breakdown_leaves_out_what_is_nothing() -> None:
+    ax = plot_breakdown(prediction())
+    assert labels(ax) == ["forward", "backward", "optimizer", "waiting for the host"]
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([0.012, 0.020, 0.005, 0.001])
+
+
+def test_kinds_past_the_named_ones_are_one_bar() -> None:
+    uses = prediction().kernels
+    many = tuple(
+        replace(uses[0], count=1, cost=uses[0].cost._replace(kind=f"kind {number}", time_s=1e-6 * (20 - number)))
+        for number in range(10)
+    )
+    ax = plot_kinds(prediction(kernels=many))
+    assert labels(ax) == [f"kind {number}" for number in range(7)] + ["other"]
+    assert ax.patches[-1].get_width() == pytest.approx(0.013 + 0.012 + 0.011)
+
+
+def test_roofline_points_and_roof() -> None:
+    ax = plot_roofline(prediction())
+    points = sorted(tuple(collection.get_offsets()[0]) for collection in ax.collections)
+    assert points == [
+        pytest.approx((64 / 768, 64 / 5e-6)),
+        pytest.approx((64 / 768, 64 / 2e-6)),
+        pytest.approx((1024 / 768, 1024 / 10e-6)),
+    ]
+    (roof,) = ax.lines
+    x, y = roof.get_xdata(), roof.get_ydata()
+    assert np.allclose(y, np.minimum(1e9, x * 1e9))
+
+
+def test_roofline_without_a_datasheet_has_points_only() -> None:
+    ax = plot_roofline(prediction("cpu"))
+    assert (len(ax.collections), len(ax.lines)) == (3, 0)
+
+
+def test_memory_by_kind() -> None:
+    ax = plot_memory(prediction())
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "parameter",
+        "gradient",
+        "activation",
+        "reserved",
+    ]
+    reserved, peak = ax.lines
+    assert reserved.get_ydata().max() == pytest.approx(20 * MIB / 2**30)
+    assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (pytest.approx(0.0105), pytest.approx(8 * MIB / 2**30))
+
+
+def test_memory_that_does_not_fit_is_drawn_up_to_there() -> None:
+    small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 10 * MIB})})
+    stopped = prediction(profile=small, memory=simulate_memory(prediction().program, small))
+    ax = plot_memory(stopped)
+    assert ax.get_title() == "does not fit in 10 MiB; up to where it stops"
+    assert ax.get_xlabel() == "allocations and frees (model part)"
+
+
+def test_memory_of_a_cpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="no memory timeline"):
+        plot_memory(prediction("cpu"))
+
+
+def test_files(tmp_path: Path) -> None:
+    saved = save_plots(prediction(), tmp_path)
+    assert [path.name for path in saved] == ["timeline.png", "where-the-time-goes.png", "roofline.png", "memory.png"]
+    assert all(path.read_bytes().startswith(PNG) for path in saved)
+    on_cpu = save_plots(prediction("cpu"), tmp_path / "cpu")
+    assert [path.name for path in on_cpu] == ["timeline.png", "where-the-time-goes.png", "roofline.png"]
+
+
+def test_predicted_against_measured() -> None:
+    ax = plot_predicted_against_measured(CARD)
+    band, *points = ax.collections
+    assert len(points) == len(CARD.cases)  # each class and split has one case here
+    assert {tuple(point.get_offsets()[0]) for point in points} == {
+        (1000.0, 1000 * found.predicted["step"]) for found in CARD.cases
+    }
+    corners = band.get_paths()[0].vertices
+    assert (corners[:, 1] / corners[:, 0]).min() == pytest.approx(0.95)
+    assert (corners[:, 1] / corners[:, 0]).max() == pytest.approx(1.05)
+
+
+def test_errors_of_every_case() -> None:
+    ax = plot_errors(CARD)
+    assert labels(ax) == ["a", "b *", "c *", "d"]
+    drawn = [line.get_xdata()[0] for line in ax.lines[1:]]
+    assert drawn == pytest.approx([1.0, -3.0, 5.0, -1.0])
+
+
+def test_accuracy_files(tmp_path: Path) -> None:
+    saved = save_accuracy_plots(CARD, tmp_path)
+    assert [path.name for path in saved] == ["step.png", "step-errors.png"]
+    assert all(path.read_bytes().startswith(PNG) for path in saved)
+    assert save_accuracy_plots(Card(()), tmp_path) == []

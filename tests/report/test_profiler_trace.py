@@ -1,0 +1,152 @@
+"""Reading torch.profiler's traces: which operator a kernel counts for, and where a step begins and ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.report.profiler_trace import RecordedOperator, load_step
+
+Event = dict[str, Any]
+
+
+def slice_of(category: str, name: str, start: float, duration: float, thread: int = 1, **args: int) -> Event:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
+
+
+def launch(start: float, correlation: int, thread: int = 1) -> Event:
+    return slice_of("cuda_runtime", "cudaLaunchKernel", start, 0.5, thread, correlation=correlation)
+
+
+def kernel(start: float, duration: float, correlation: int) -> Event:
+    return slice_of("kernel", "void some_kernel<float>(float*)", start, duration, 7, correlation=correlation)
+
+
+def written(folder: Path, events: list[Event]) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def operator(name: str, start_us: float, busy_us: float, kernels: int) -> RecordedOperator:
+    return RecordedOperator(name, pytest.approx(start_us * 1e-6), pytest.approx(busy_us * 1e-6), kernels)  # type: ignore[arg-type]
+
+
+def test_kernels_count_for_the_outermost_known_call(tmp_path: Path) -> None:
+    events = [
+        slice_of("cpu_op", "aten::linear", 0, 10),
+        slice_of("cpu_op", "aten::mm", 2, 6),
+        launch(3, 1),
+        launch(5, 2),
+        slice_of("cpu_op", "aten::clone", 20, 10),
+        slice_of("cpu_op", "aten::copy_", 22, 5),
+        launch(23, 3),
+        kernel(100, 10, 1),
+        kernel(110, 5, 2),
+        kernel(120, 4, 3),
+    ]
+    step = load_step(written(tmp_path, events), {"mm", "clone", "copy_"})
+    assert step.operators == (operator("mm", 100, 15, 2), operator("clone", 120, 4, 1))
+    assert (step.busy_s, step.step_s) == (pytest.approx(19e-6), pytest.approx(24e-6))
+
+
+def test_unknown_calls_go_by_the_innermost_name_and_orphans_by_the_kernels(tmp_path: Path) -> None:
+    events = [
+        slice_of("cpu_op", "aten::outer", 0, 10),
+        slice_of("cpu_op", "aten::inner", 1, 5),
+        launch(2, 1),
+        kernel(50, 3, 1),
+        slice_of("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 60, 2, 7, correlation=9),
+    ]
+    step = load_step(written(tmp_path, events), {"mm"})
+    assert step.operators == (operator("inner", 50, 3, 1), operator("Memcpy DtoH (Device -> Pageable)", 60, 2, 1))
+
+
+def test_calls_of_another_thread_do_not_own_a_launch(tmp_path: Path) -> None:
+    events = [
+        slice_of("cpu_op", "aten::mm", 0, 100, thread=1),
+        slice_of("cpu_op", "aten::add", 10, 5, thread=2),
+        launch(11, 1, thread=2),
+        kernel(20, 3, 1),
+    ]
+    assert load_step(written(tmp_path, events), {"mm", "add"}).operators == (operator("add", 20, 3, 1),)
+
+
+def test_last_step_that_another_follows(tmp_path: Path) -> None:
+    events = [slice_of("cpu_op", "aten::add", 0.0, 1), launch(0.2, 99), kernel(5, 1, 99)]
+    for number, start in enumerate((10.0, 20.0, 30.0)):
+        events += [
+            slice_of("user_annotation", f"ProfilerStep#{number}", start, 10),
+            slice_of("cpu_op", "aten::mm", start + 1, 2),
+            launch(start + 1.5, number + 1),
+            kernel(100 + 50 * number, 10 + number, number + 1),
+        ]
+    step = load_step(written(tmp_path, events), {"mm"})
+    assert step.operators == (operator("mm", 150, 11, 1),)
+    assert step.step_s == pytest.approx(50e-6)
+
+
+def test_without_a_device_the_calls_themselves(tmp_path: Path) -> None:
+    events = [
+        slice_of("cpu_op", "aten::linear", 0, 10),
+        slice_of("cpu_op", "aten::mm", 2, 6),
+        slice_of("cpu_op", "aten::view", 12, 1),
+        slice_of("cpu_op", "aten::add", 15, 3),
+    ]
+    step = load_step(written(tmp_path, events), {"mm", "add"})
+    assert step.operators == (operator("mm", 2, 6, 1), operator("add", 15, 3, 1))
+    assert step.step_s == pytest.approx(16e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "a profiler trace must be whole JSON"),
+        (b'{"traceEvents": [', "a profiler trace must be whole JSON"),
+        (gzip.compress(b"{}", mtime=0)[:-9], "a profiler trace must be whole JSON"),
+        (b"\xff\xfe\x00", "a profiler trace must be whole JSON"),
+        (b"3", r"a profiler trace must hold a list traceEvents \(got none\)"),
+        (b"{}", r"a profiler trace must hold a list traceEvents \(got none\)"),
+        (b"[]", r"a profiler trace must hold operators that ran \(got none\)"),
+    ],
+)
+def test_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(PerfModelError, match=sentence):
+        load_step(path, {"mm"})
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"must be a readable file \(No such file or directory\)"):
+        load_step(tmp_path / "none.json", {"mm"})
+
+
+def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "trace.json"
+    layer, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for number in range(3):
+            with torch.profiler.record_function(f"ProfilerStep#{number}"):
+                layer(x).relu().sum().backward()
+    profiler.export_chrome_trace(str(path))
+    step = load_step(path, {"addmm", "relu", "sum", "threshold_backward", "mm"})
+    names = [found.name for found in step.operators]
+    assert names == ["addmm", "relu", "sum", "threshold_backward", "mm", "sum"]
+    assert 0 < step.busy_s < step.step_s

@@ -1,0 +1,94 @@
+"""The ten-second table, whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.report.text import bar, describe, rendered, report
+from perfmodel.simulate.memory import simulate_memory
+from tests.report.synthetic import prediction, profile, scenario
+
+WHOLE = """\
+toy on toy-gpu (Toy GPU)
+gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach
+
+step time     38 us               36 us to 40 us (90 %, uncalibrated)
+synced step   43 us               with a synchronisation after each step
+throughput    105,263 samples/s   842,105 tokens/s
+MFU           8.6 %               of 1 GFLOP/s
+memory        8 MiB allocated     20 MiB reserved
+fits          yes                 20 MiB of 64 MiB in use
+bottleneck    the device: gemm kernels take 79 % of the step
+
+where the time goes
+forward                █████████▌          32 %   12 us
+backward               ███████████████▊    53 %   20 us
+optimizer              ████                13 %   5 us
+waiting for the host   ▊                    3 %   1 us
+
+largest kernels
+ time  share  calls   each  source    operator
+30 us   81 %      3  10 us  exact     mm(float32[8,8], float32[8,8])
+ 5 us   14 %      1   5 us  roofline  _foreach_add_.List([float32[8,8]], [float32[8,8]])
+ 2 us    5 %      1   2 us  curve     add.Tensor(float32[8,8], float32[8,8])
+
+where the numbers come from: 81.1 % measured kernels, 5.4 % fitted curves, 13.5 % roofline
+warning: 14 % of the device time is from a roofline
+"""
+
+
+def test_whole_report() -> None:
+    assert rendered(report(prediction())) == WHOLE
+
+
+def test_narrow_terminal_keeps_the_numbers() -> None:
+    lines = rendered(report(prediction()), 72).splitlines()
+    assert " 5 us   14 %      1   5 us  roofline  _foreach_add_.List([float32[8,8]]…" in lines
+
+
+def test_cpu_says_what_it_does_not_know() -> None:
+    lines = rendered(report(prediction("cpu"))).splitlines()
+    assert "MFU           unknown             the profile has no datasheet peak for this precision" in lines
+    assert "memory        not predicted       on a CPU" in lines
+
+
+def test_what_does_not_fit_is_said() -> None:
+    small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 3 * 2**20})})
+    memory = simulate_memory(prediction().program, small)
+    lines = rendered(report(prediction(profile=small, memory=memory))).splitlines()
+    assert [line for line in lines if line.startswith("memory")] == [
+        "memory        does not fit        2 MiB more are asked for while the model is built, with 0 B of 3 MiB reserved"
+    ]
+
+
+def test_changed_profile_values_are_shown() -> None:
+    changed = profile().model_copy(update={"provenance": {"set": {"hardware.device.memory_bytes": 3}}})
+    lines = rendered(report(prediction(profile=changed))).splitlines()
+    assert "changed by --set: hardware.device.memory_bytes=3" in lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mode": "forward"}, "gpt tiny, fp32, batch 4 x 8 tokens, forward only"),
+        (
+            {"optimizer": {"max_grad_norm": 1.0}, "training": {"gradient_accumulation": 2}},
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, gradient clipping, 2 micro-batches a step",
+        ),
+        (
+            {"training": {"activation_checkpointing": "full"}},
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, full checkpointing",
+        ),
+        (
+            {"training": {"activation_checkpointing": {"every": 2}}},
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, checkpointing every 2 blocks",
+        ),
+        ({"model": {"family": "vgg16"}, "batch": {"size": 3}}, "vgg16, fp32, batch 3, adamw foreach"),
+    ],
+)
+def test_question_in_one_line(changes: dict[str, object], words: str) -> None:
+    assert describe(scenario(**changes)) == words
+
+
+def test_bar_lengths() -> None:
+    assert [len(bar(share)) for share in (0, 1 / 60, 0.5, 1)] == [0, 1, 15, 30]

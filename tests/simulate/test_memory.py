@@ -1,0 +1,250 @@
+"""The memory interpreter: hand-made steps with closed answers, and recorded processes run through it again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
+from perfmodel.program.program import Program, single_device_program
+from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+
+MIB = 2**20
+RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_steps"
+CASES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.glob("*.json.gz"))
+
+OP, ALLOC, FREE = EventKind.OP, EventKind.ALLOC, EventKind.FREE
+F32 = TensorSpec.parse("float32[1024,1024]")
+MULTIPLY = Operation("aten.mm.default", (F32, F32), (), (F32,))
+WITH_BIAS = Operation("aten.addmm.default", (TensorSpec.parse("float32[1024]"), F32, F32), (), (F32,))
+POINTWISE = Operation("aten.add.Tensor", (F32, F32), (), (F32,))
+OPERATIONS = (POINTWISE, MULTIPLY, WITH_BIAS)
+
+Phase = tuple[str, int, list[tuple[EventKind, int, int]]]
+
+
+def step_events(*phases: Phase) -> StepEvents:
+    events: list[tuple[EventKind, int, int]] = []
+    segments = []
+    for phase, micro_batch, part in phases:
+        segments.append(Segment(phase, micro_batch, len(events), len(events) + len(part)))
+        events += part
+    columns = np.array(events, dtype=np.int64).reshape(-1, 3).T
+    return StepEvents(columns[0], columns[1], columns[2], tuple(segments))
+
+
+def program_of(
+    first: StepEvents,
+    steady: StepEvents,
+    persistent: tuple[Storage, ...] = (),
+    kinds: dict[int, StorageKind] | None = None,
+    accumulation: int = 1,
+) -> Program:
+    trace = Trace({}, {}, OPERATIONS, (), (), (), (), persistent, first, steady, kinds or {})
+    return single_device_program(trace, accumulation)
+
+
+def profile_of(memory_bytes: int = 0, kernels: dict[str, KernelRecord] | None = None, **constants: int) -> Profile:
+    return Profile(
+        name="test",
+        device=Device(kind="cuda", name="test", memory_bytes=memory_bytes, multiprocessors=132),
+        kernels=kernels or {},
+        memory=MemoryConstants(**constants),
+    )
+
+
+def measured(operation: Operation, *script: int) -> dict[str, KernelRecord]:
+    return {kernel_key(operation): KernelRecord(time_s=1.0, memory_script=script)}
+
+
+def forward(*events: tuple[EventKind, int, int]) -> Phase:
+    return ("forward", 0, list(events))
+
+
+def simulate_forward(*events: tuple[EventKind, int, int], profile: Profile | None = None) -> MemoryTimeline:
+    step = step_events(forward(*events))
+    return simulate_memory(program_of(step, step), profile or profile_of())
+
+
+def training_program(accumulation: int = 1) -> Program:
+    """A 16 MiB parameter: an activation of 4 MiB, a gradient, and a state made by the first step; later micro-batches
+    add to the gradient and hold the last one's loss (512 B) until they make their own.
+    """
+    zero, made = 0, {"first": 10, "steady": 20}
+
+    def micro_batch(base: int, number: int, previous_loss: int | None) -> list[Phase]:
+        activation, loss, gradient = base + 4 * number, base + 4 * number + 1, base + 4 * number + 3
+        release = [(FREE, previous_loss, 0)] if previous_loss is not None else []
+        backward = [(OP, 0, -1), (ALLOC, gradient, 16 * MIB), (FREE, activation, 0)]
+        if number:
+            backward.append((FREE, gradient, 0))
+        return [
+            ("forward", number, [(OP, 0, -1), (ALLOC, activation, 4 * MIB), (OP, 0, -1), (ALLOC, loss, 4), *release]),
+            ("backward", number, backward),
+        ]
+
+    def step(name: str) -> StepEvents:
+        base = made[name]
+        before = made["first"] + 4 * (min(accumulation, 2) - 1) + 1
+        phases: list[Phase] = []
+        if name == "steady":
+            phases.append(("zero_grad", -1, [(FREE, made["first"] + 3, 0)]))
+        phases += micro_batch(base, 0, before if name == "steady" else None)
+        if accumulation > 1:
+            phases += micro_batch(base, 1, base + 1)
+        if name == "first":
+            phases.append(("optimizer", -1, [(OP, 0, -1), (ALLOC, 1, 32 * MIB)]))
+        return step_events(*phases)
+
+    kinds = {1: StorageKind.OPTIMIZER_STATE, 13: StorageKind.GRADIENT, 23: StorageKind.GRADIENT}
+    kinds |= dict.fromkeys((10, 14, 20, 24), StorageKind.ACTIVATION)
+    persistent = (Storage(zero, 16 * MIB, StorageKind.PARAMETER),)
+    return program_of(step("first"), step("steady"), persistent, kinds, accumulation)
+
+
+def test_training_step_in_closed_form() -> None:
+    timeline = simulate_memory(training_program(), profile_of(context_bytes=100 * MIB))
+    parameter, gradient, state, activation, loss = 16 * MIB, 16 * MIB, 32 * MIB, 4 * MIB, 512
+    assert timeline.first.model_dump() == {
+        "allocated_before_bytes": parameter,
+        "peak_allocated_bytes": parameter + gradient + state + loss,
+        "peak_reserved_bytes": 16 * MIB + 20 * MIB + 2 * MIB + 32 * MIB,  # the gradient fits behind the activation,
+    }
+    assert timeline.steady.model_dump() == {
+        "allocated_before_bytes": parameter + gradient + state + loss,
+        "peak_allocated_bytes": parameter + gradient + state + activation + loss,
+        "peak_reserved_bytes": 70 * MIB,
+    }
+    assert timeline.event.tolist() == [0, 0, 2, 4, 5, 7, 8]
+    held = parameter + state
+    assert timeline.allocated_bytes.tolist() == [
+        held + gradient + loss, held + loss, held + activation + loss, held + activation + 2 * loss,
+        held + activation + loss, held + gradient + activation + loss, held + gradient + loss,
+    ]  # fmt: skip
+    assert timeline.reserved_bytes.tolist() == [70 * MIB] * 7
+    assert timeline.peak_event == 7
+    assert {kind: size for kind, size in timeline.peak_kind_bytes.items() if size} == {
+        StorageKind.PARAMETER: parameter,
+        StorageKind.GRADIENT: gradient,
+        StorageKind.OPTIMIZER_STATE: state,
+        StorageKind.ACTIVATION: activation,
+        StorageKind.TEMPORARY: loss,
+    }
+    assert timeline.kind_bytes.sum(axis=0).tolist() == timeline.allocated_bytes.tolist()
+    assert (timeline.device_bytes, timeline.fits, timeline.retries) == (170 * MIB, True, 0)
+    assert [part for part, _ in timeline.history] == ["model", "first", "steady", "steady"]
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 7])
+def test_repeated_micro_batches_and_steps_leave_nothing_behind(accumulation: int) -> None:
+    timeline = simulate_memory(training_program(accumulation), profile_of())
+    parameter, gradient, state, activation, loss = 16 * MIB, 16 * MIB, 32 * MIB, 4 * MIB, 512
+    assert timeline.steady.allocated_before_bytes == parameter + gradient + state + loss
+    assert timeline.allocated_bytes[-1] == timeline.allocated_bytes[0]
+    assert timeline.peak_allocated_bytes == parameter + 2 * gradient + state + activation + loss
+    last_micro_batch = 9 + 9 * (accumulation - 2)
+    assert (timeline.event[timeline.event >= last_micro_batch] - last_micro_batch).tolist() == [1, 3, 4, 6, 7, 8]
+
+
+def test_measured_script_adds_temporaries_before_and_after_the_output() -> None:
+    kernels = measured(POINTWISE, 8 * MIB, 4 * MIB, 6 * MIB, -3, -1)
+    timeline = simulate_forward((OP, 0, -1), (ALLOC, 5, 4 * MIB), (FREE, 5, 0), profile=profile_of(kernels=kernels))
+    assert timeline.allocated_bytes.tolist() == [n * MIB for n in (0, 8, 12, 18, 12, 4, 0)]
+    assert timeline.event.tolist() == [0, 0, 0, 0, 0, 0, 2]
+
+
+def test_outputs_are_recognised_by_size_and_others_follow() -> None:
+    """Kept allocations in another order than the trace names them; an output the script does not know comes last."""
+    kernels = measured(POINTWISE, 2 * MIB, 4 * MIB)
+    events = [(OP, 0, -1), (ALLOC, 5, 4 * MIB), (ALLOC, 6, 2 * MIB), (ALLOC, 7, 3 * MIB), (FREE, 6, 0)]
+    events += [(FREE, 5, 0), (FREE, 7, 0)]
+    timeline = simulate_forward(*events, profile=profile_of(kernels=kernels))
+    assert timeline.allocated_bytes.tolist() == [n * MIB for n in (0, 2, 6, 9, 7, 3, 0)]
+
+
+def test_kept_allocation_unknown_to_the_trace_lives_with_the_last_output() -> None:
+    kernels = measured(POINTWISE, 8, 4 * MIB)
+    events = [(OP, 0, -1), (ALLOC, 5, 4 * MIB), (FREE, 5, 0)]
+    timeline = simulate_forward(*events, profile=profile_of(kernels=kernels))
+    assert timeline.allocated_bytes.tolist() == [0, 512, 512 + 4 * MIB, 512, 0]
+
+
+def test_operator_that_writes_in_place_makes_no_output() -> None:
+    kernels = measured(POINTWISE, 4 * MIB, 6 * MIB, -2)
+    timeline = simulate_forward((OP, 0, -1), profile=profile_of(kernels=kernels))
+    assert timeline.allocated_bytes.tolist() == [0, 6 * MIB, 0]
+
+
+def test_workspaces_are_taken_once_a_host_thread_after_the_first_products_output_and_kept() -> None:
+    products = [(OP, 1, -1), (ALLOC, 5, 4 * MIB), (OP, 2, -1), (ALLOC, 6, 4 * MIB), (OP, 2, -1), (ALLOC, 7, 4 * MIB)]
+    frees = [(FREE, 5, 0), (FREE, 6, 0), (FREE, 7, 0)]
+    step = step_events(("forward", 0, products + frees), ("backward", 0, products + frees))
+    profile = profile_of(cublas_workspace_bytes=32 * MIB, cublaslt_workspace_bytes=MIB)
+    timeline = simulate_memory(program_of(step, step), profile)
+    part, first = timeline.history[1]
+    assert part == "first"
+    assert first.allocated_bytes.tolist() == [
+        n * MIB for n in (4, 36, 40, 41, 45, 41, 37, 33, 37, 69, 73, 74, 78, 74, 70, 66)
+    ]
+    assert timeline.steady.allocated_before_bytes == 66 * MIB
+    assert timeline.peak_allocated_bytes == 78 * MIB
+
+
+def test_storage_of_no_bytes_is_not_allocated() -> None:
+    assert simulate_forward((OP, 0, -1), (ALLOC, 5, 0), (FREE, 5, 0)).allocated_bytes.tolist() == [0, 0]
+
+
+def test_step_that_does_not_fit_says_where_and_what() -> None:
+    program = training_program()
+    timeline = simulate_memory(program, profile_of(memory_bytes=160 * MIB, context_bytes=100 * MIB))
+    error = timeline.out_of_memory
+    assert error is not None
+    assert (error.requested_bytes, error.limit_bytes) == (32 * MIB, 60 * MIB)
+    assert (timeline.fits, timeline.stopped_in) == (False, "first")
+    assert timeline.allocated_bytes[-1] == error.allocated_bytes
+    model = simulate_memory(program, profile_of(memory_bytes=10 * MIB))
+    assert (model.stopped_in, model.peak_allocated_bytes, model.allocated_bytes.tolist()) == ("model", 0, [0])
+
+
+def test_retry_gives_cached_memory_back() -> None:
+    events = [(OP, 0, -1), (ALLOC, 5, 30 * MIB), (FREE, 5, 0), (OP, 0, -1), (ALLOC, 6, 40 * MIB), (FREE, 6, 0)]
+    timeline = simulate_forward(*events, profile=profile_of(memory_bytes=50 * MIB))
+    assert timeline.fits
+    assert timeline.retries > 0
+    assert timeline.peak_reserved_bytes == 40 * MIB
+
+
+def recorded_program(memory: dict) -> Program:
+    """What the process asked for before the first step, in it and in the second, as a program without operators."""
+    starts = memory["step_starts_at_event"]
+    names: dict[int, int] = {}
+    columns: list[list[tuple[EventKind, int, int]]] = [[], [], []]
+    persistent, made = [], 0
+    for index, (action, address, size, _) in enumerate(memory["events"][: starts[2]]):
+        part = columns[sum(index >= start for start in starts[:2])]
+        if action == "alloc":
+            names[address] = made
+            part.append((ALLOC, made, size))
+            made += 1
+        elif action == "free_requested":
+            part.append((FREE, names.pop(address), 0))
+    building, first, steady = columns
+    return program_of(step_events(forward(*building, *first)), step_events(forward(*steady)), tuple(persistent))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_process_goes_on_as_it_did(case: str) -> None:
+    """Repeating the second step gives the recorded third and fourth, whose tensors have other names."""
+    memory = json.loads(gzip.decompress((RECORDINGS / f"{case}.json.gz").read_bytes()))["memory"]
+    timeline = simulate_memory(recorded_program(memory), profile_of())
+    recorded = memory["peaks_of_step"][3]
+    assert timeline.steady.allocated_before_bytes == pytest.approx(recorded["allocated_before_bytes"], rel=3e-3)
+    assert timeline.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=3e-3)
+    assert timeline.peak_reserved_bytes == recorded["peak_reserved_bytes"]

@@ -1,0 +1,243 @@
+"""The command line: each command once, each way to go wrong as one line on stderr and exit code 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Device, Profile, save_profile
+from perfmodel.report.accuracy import save_card
+from perfmodel.report.chrome_trace import save_chrome_trace
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.workload.scenario import Scenario
+from tests.report.synthetic import prediction
+from tests.report.test_accuracy import CARD, measurement
+from tests.report.test_text import WHOLE
+
+ROOT = Path(__file__).parent.parent
+TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: toy.json}\n"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+def failure(*arguments: object) -> str:
+    """The one line on stderr of a command that must fail."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a scenario and the profile it names."""
+    monkeypatch.chdir(tmp_path)
+    Path("toy.yaml").write_text(TINY)
+    device = Device(
+        kind="cuda",
+        name="Toy GPU",
+        memory_bytes=2**36,
+        peak_flops_per_s={"fp32": 67e12},
+        peak_memory_bytes_per_s=4.8e12,
+    )
+    save_profile(Profile(name="toy", device=device), Path("toy.json"))
+    return tmp_path
+
+
+@pytest.fixture
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Scenario, Profile, dict[str, Any]]]:
+    """The questions that commands ask, all answered with the same prediction."""
+    questions: list[tuple[Scenario, Profile, dict[str, Any]]] = []
+
+    def answer(scenario: Scenario, profile: Profile, **options: Any) -> Prediction:
+        questions.append((scenario, profile, options))
+        return prediction()
+
+    monkeypatch.setattr("perfmodel.api.predict", answer)
+    monkeypatch.setattr("perfmodel.comparison.predict", answer)
+    return questions
+
+
+Asked = list[tuple[Scenario, Profile, dict[str, Any]]]
+
+
+def test_predict_prints_the_table(asked: Asked) -> None:
+    result = run("predict", "toy.yaml", "--set", "batch.size=4", "--set", "hardware.device.memory_bytes=3")
+    assert result.exit_code == 0
+    assert [line.rstrip() for line in result.stdout.splitlines()] == WHOLE.splitlines()
+    ((scenario, profile, options),) = asked
+    assert (scenario.batch.size, profile.device.memory_bytes) == (4, 3)
+    assert options == {"exact": True, "allow_import": False}
+
+
+def test_predict_options(asked: Asked) -> None:
+    assert run("predict", "toy.yaml", "--no-exact-keys", "--allow-import").exit_code == 0
+    assert asked[0][2] == {"exact": False, "allow_import": True}
+
+
+def test_predict_json_is_alone_on_stdout(asked: Asked) -> None:
+    result = run("predict", "toy.yaml", "--json", "--trace", "t.json")
+    assert json.loads(result.stdout)["fits"] is True
+    assert result.stderr == "wrote t.json\n"
+
+
+def test_predict_writes_what_is_asked_for(asked: Asked, folder: Path) -> None:
+    result = run("predict", "toy.yaml", "--plot", "p", "--trace", "t.json.gz", "--memory-snapshot", "m.pickle")
+    assert result.exit_code == 0
+    wrote = [Path(line.removeprefix("wrote ")) for line in result.stderr.splitlines()]
+    assert [path.name for path in wrote] == [
+        "timeline.png", "where-the-time-goes.png", "roofline.png", "memory.png", "t.json.gz", "m.pickle",
+    ]  # fmt: skip
+    assert all(path.stat().st_size > 0 for path in wrote)
+
+
+def test_predict_for_real(folder: Path) -> None:
+    result = run("predict", ROOT / "scenarios/gpt2.7b.yaml", "--set", "hardware.profile=toy.json", "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["memory"]["peak_allocated_bytes"] > 4 * 4 * 2_568_276_480  # parameters, gradients, two states
+
+
+def test_no_memory_snapshot_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: prediction("cpu"))
+    result = run("predict", "toy.yaml", "--memory-snapshot", "m.pickle")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: toy.yaml: memory must be predicted for --memory-snapshot (on a CPU it is not). Leave it out.\n"
+    )
+
+
+def test_diff(asked: Asked, folder: Path) -> None:
+    save_chrome_trace(prediction(), Path("t.json"))
+    result = run("diff", "toy.yaml", "t.json")
+    assert result.stdout.splitlines()[0].rstrip() == "predicted 38 us, in the trace 37 us: +1 us, +2.7 %"
+
+
+def write_measurement(path: Path, **changes: Any) -> None:
+    known = {"model": {"family": "gpt", "size": "tiny"}, "batch": {"size": 2, "sequence_length": 16}, "hardware": {"profile": "toy.json"}}  # fmt: skip
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(measurement(scenario=known | changes).model_dump_json())
+
+
+def test_compare_prints_or_writes_the_card(asked: Asked, folder: Path) -> None:
+    write_measurement(Path("results/toy.json"))
+    assert run("compare", "results").stdout.startswith("# Accuracy\n")
+    result = run("compare", "results", "--output", "A.md", "--plot", "p")
+    assert result.stdout == "1 cases: step time off by 3.80% in the median, 3.80% in the mean, -3.80% at worst (toy)\n"
+    assert result.stderr.splitlines()[-2:] == ["wrote A.md", "wrote A.json"]
+    assert run("compare", "results", "--check", "A.json").exit_code == 0
+    assert [options["exact"] for _, _, options in asked] == [True, False] * 3
+
+
+def test_compare_with_another_profile(asked: Asked, folder: Path) -> None:
+    write_measurement(Path("results/toy.json"), hardware={"profile": "gone.json"})
+    assert "gone.json: a profile must be a readable file" in failure("compare", "results")
+    assert run("compare", "results", "--profile", "toy.json").exit_code == 0
+
+
+def test_compare_fails_where_a_class_got_worse(asked: Asked, folder: Path) -> None:
+    write_measurement(Path("results/toy.json"))
+    save_card(CARD, "", Path("old.md"))
+    result = run("compare", "results", "--check", "old.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "Error: old.json: no class may get worse by more than 0.3 points (got step of all cases"
+    )
+
+
+def test_compare_without_measurements(folder: Path) -> None:
+    assert failure("compare", "results") == (
+        "Error: results: must hold measurement files (got none). Make one with `perfmodel validate --output results`."
+    )
+
+
+def test_profile_show(folder: Path) -> None:
+    result = run("profile", "show", "toy.json")
+    assert result.stdout.splitlines()[0].rstrip() == "toy: 1 x Toy GPU"
+    assert failure("profile", "show", "none").startswith(
+        "Error: hardware.profile must be a file or a catalog name (got 'none')"
+    )
+
+
+def test_schema() -> None:
+    assert json.loads(run("schema").stdout)["title"] == "Scenario"
+    assert json.loads(run("schema", "profile").stdout)["title"] == "Profile"
+    assert failure("schema", "x").startswith("Error: schema must be of a scenario, profile or measurement (got 'x').")
+
+
+def test_calibrate_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr("calibrate.session.calibrate", lambda *asked, **options: calls.append((asked, options)))
+    assert run("calibrate", "--device", "cpu", "--scenario", "toy.yaml", "--resume", "--name", "n").exit_code == 0
+    assert run("calibrate", "--output", "o.json", "--only", "a", "--only", "b", "--quiet").exit_code == 0
+    (first, one), (second, two) = calls
+    assert (first, second) == ((Path("cpu.json"), "cpu"), (Path("o.json"), "cuda"))
+    assert [scenario.name for scenario in one.pop("scenarios")] == ["toy"]
+    assert one == {"resume": True, "name": "n", "only": None, "progress": True}
+    assert two == {"scenarios": [], "resume": False, "name": None, "only": ("a", "b"), "progress": False}
+
+
+def test_validate_shows_predictions_beside_measurements(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    from validate.run import Outcome
+
+    def measure_cases(cases: list[Any], device: str, results: Path, **options: Any) -> Outcome:
+        assert ([case.name for case in cases], device, results) == (["toy"], "cuda", Path("r"))
+        known = {**cases[0].scenario.model_dump(mode="json", exclude_unset=True)}
+        return Outcome(measured=[measurement(scenario=known)], failures=[PerfModelError("b: broke. Mend it.")])
+
+    monkeypatch.setattr("validate.run.measure_cases", measure_cases)
+    result = run("validate", "toy.yaml", "--output", "r")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1].split() == ["toy", "step", "39.5", "us", "38", "us", "-3.8", "%"]
+    assert result.stderr.splitlines() == [
+        "Error: b: broke. Mend it.",
+        "Error: toy.yaml: every case must run (1 of 1 failed). See above.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("- a", "a scenario must be a mapping of keys to values (got a list)."),
+        ("", "a scenario must hold model, batch and hardware (got nothing)."),
+        ("a: &a [*a]", "an alias must not stand inside what it names (got one in line 1)."),
+        ("a: !!python/name:os.system", "values must be plain text, numbers, lists or mappings"),
+        (TINY.replace("size: 2", "size: -2"), "batch.size must be greater than or equal to 1 (got -2)."),
+        (TINY.replace("gpt", "gtp"), "model.family must be a known family (got 'gtp'). Did you mean 'gpt'?"),
+        (TINY.replace("toy.json", "toy.json, gpus: 2"), "hardware.gpus must be at most 1"),
+        (TINY + "parallelism: {dp: 2}", "parallelism must be left out"),
+    ],
+)
+def test_a_bad_scenario_is_one_sentence(folder: Path, content: str, sentence: str) -> None:
+    Path("bad.yaml").write_text(content)
+    assert failure("predict", "bad.yaml", "--trace", "t.json").startswith(f"Error: bad.yaml: {sentence}")
+    assert not Path("t.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"version": 1, "na', "a profile must be whole JSON"),
+        ('{"version": 99}', "version must be at most 1 (got 99). Update perfmodel to read it."),
+        ("[]", "a profile must be a JSON object (got list)."),
+    ],
+)
+def test_a_bad_profile_is_one_sentence(folder: Path, content: str, sentence: str) -> None:
+    Path("toy.json").write_text(content)
+    assert failure("predict", "toy.yaml").startswith(f"Error: toy.json: {sentence}")
+
+
+def test_a_defect_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*question: Any, **options: Any) -> Prediction:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("perfmodel.api.predict", broken)
+    assert isinstance(run("predict", "toy.yaml").exception, ZeroDivisionError)

@@ -1,0 +1,83 @@
+"""Each kind of complaint that pydantic makes, as the sentence a user reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from perfmodel.hardware.profile import Profile
+from perfmodel.schema import sentence_of, shortened
+from perfmodel.workload.scenario import Scenario
+
+LISTS = "`perfmodel schema scenario` says what each key takes."
+
+
+def scenario_data(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "model": {"family": "gpt", "size": "tiny"},
+        "batch": {"size": 1, "sequence_length": 8},
+        "hardware": {"profile": "x"},
+    }
+    return data | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"bacth": 3}, "bacth must be a key of a scenario (got 3). Did you mean 'batch'?"),
+        ({"batch": {"sise": 3}}, "batch.sise must be a key of batch (got 3). Did you mean 'size'?"),
+        ({"batch": {}}, "batch.size must be given. Add it; `perfmodel schema scenario` lists every key."),
+        (
+            {"batch": 3},
+            "batch must be a mapping of keys to values (got 3). `perfmodel schema scenario` lists its keys.",
+        ),
+        ({"batch": {"size": -3}}, f"batch.size must be greater than or equal to 1 (got -3). {LISTS}"),
+        ({"batch": {"size": 2.0}}, f"batch.size must be an integer (got 2.0). {LISTS}"),
+        ({"name": 3}, f"name must be a string (got 3). {LISTS}"),
+        (
+            {"precision": "fp33"},
+            "precision must be 'fp32', 'tf32', 'bf16', 'amp-bf16' or 'amp-fp16' (got 'fp33'). Did you mean 'fp32'?",
+        ),
+        (
+            {"training": {"activation_checkpointing": "ful"}},
+            "training.activation_checkpointing must be 'none', 'full' or 'selective' (got 'ful'). Did you mean 'full'?",
+        ),
+        (
+            {"training": {"activation_checkpointing": {"every": 0}}},
+            f"training.activation_checkpointing.every must be greater than or equal to 1 (got 0). {LISTS}",
+        ),
+        (
+            {"model": {"target": "a:b", "inputs": {"x": {"shape": ["batsh"]}}}},
+            "model.inputs.x.shape.0 must be 'batch' or 'sequence' (got 'batsh'). Did you mean 'batch'?",
+        ),
+        (
+            {"model": {"target": "a:b", "inputs": {"x": {"shape": [1], "dtyp": "int64"}}}},
+            "model.inputs.x.dtyp must be a key of model.inputs.x (got 'int64'). Did you mean 'dtype'?",
+        ),
+    ],
+)
+def test_scenario_sentences(changes: dict[str, Any], sentence: str) -> None:
+    data = scenario_data(**changes)
+    with pytest.raises(ValidationError) as caught:
+        Scenario.model_validate(data)
+    assert sentence_of(caught.value, Scenario, data, "scenario") == sentence
+
+
+def test_profile_sentence_names_the_kernel_key() -> None:
+    data = {
+        "name": "a",
+        "device": {"kind": "cpu", "name": "x", "memory_bytes": 1},
+        "kernels": {"aten.mm.default(x)": {"time_s": -1}},
+    }
+    with pytest.raises(ValidationError) as caught:
+        Profile.model_validate(data)
+    assert sentence_of(caught.value, Profile, data, "profile") == (
+        "kernels.aten.mm.default(x).time_s must be greater than 0 (got -1). "
+        "`perfmodel schema profile` says what each key takes."
+    )
+
+
+def test_values_are_shortened() -> None:
+    assert shortened("x" * 100) == "'" + "x" * 56 + "..."

@@ -1,0 +1,120 @@
+"""Case lists: the shipped one covers what it must, and every refusal is one sentence."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Device, Profile, save_profile
+from perfmodel.workload.scenario import Scenario, workload_of
+from validate.cases import HERE, choose_cases, load, resolved_scenario
+
+ONE_GPU = load(HERE / "one-gpu.yaml")
+CASE = "{name: a, split: tuning, class: x, scenario: {model: {family: gpt, size: tiny}, %s}}"
+GOOD = CASE % "batch: {size: 1, sequence_length: 8}, hardware: {profile: p}"
+
+
+def test_the_shipped_list_holds_out_a_third_of_every_class():
+    classes = Counter(case.group for case in ONE_GPU)
+    held_out = Counter(case.group for case in ONE_GPU if case.split == "held-out")
+    assert set(classes) == {"gpt-fp32", "gpt-amp", "transformers", "vision", "variants", "launch-bound"}
+    assert sum(classes.values()) >= 28
+    assert all(held_out[name] >= count / 3 for name, count in classes.items())
+
+
+def test_the_shipped_list_has_every_kind_of_step():
+    scenarios = [case.scenario for case in ONE_GPU]
+    gpt = {(s.model.size, s.precision) for s in scenarios if s.model.family == "gpt" and s.batch.size == 16}
+    assert gpt >= {(size, p) for size in ("small", "medium", "large", "xl", "2.7b") for p in ("fp32", "amp-bf16")}
+    assert {s.model.family for s in scenarios} == {"gpt", "gpt2", "llama", "bert", "vgg16", "resnet50"}
+    assert {s.precision for s in scenarios} == {"fp32", "tf32", "bf16", "amp-bf16", "amp-fp16"}
+    assert {s.optimizer.implementation for s in scenarios} == {"foreach", "fused", "for-loop"}
+    assert {s.mode for s in scenarios} == {"train", "forward"}
+    assert any(s.optimizer.max_grad_norm for s in scenarios)
+    assert any(s.training.gradient_accumulation == 4 for s in scenarios)
+    assert any(s.training.activation_checkpointing == "full" for s in scenarios)
+    assert all((s.hardware.gpus, s.hardware.profile) == (1, "h200-sxm-x4") for s in scenarios)
+
+
+def test_cases_name_their_scenarios():
+    assert [case.scenario.name for case in ONE_GPU] == [case.name for case in ONE_GPU]
+
+
+@pytest.mark.parametrize("case", ONE_GPU, ids=[case.name for case in ONE_GPU])
+def test_a_resolved_scenario_loads_as_the_same_workload(case):
+    again = Scenario.model_validate(resolved_scenario(case.scenario))
+    assert workload_of(again) == workload_of(case.scenario)
+    assert resolved_scenario(again) == resolved_scenario(case.scenario)
+
+
+def test_a_target_keeps_its_keys_when_resolved():
+    model = {"target": "m:f", "arguments": {"n": 1}, "inputs": {"x": {"shape": ["batch"], "dtype": "float32"}}}
+    scenario = Scenario(model=model, batch={"size": 1}, hardware={"profile": "p"})
+    assert Scenario.model_validate(resolved_scenario(scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "a case list must be a list of cases (got None)"),
+        ("name: a", "a case list must be a list of cases (got {'name': 'a'})"),
+        ("- [", "must be whole YAML"),
+        ("- !!python/object/apply:os.getcwd []", "values must be plain text, numbers, lists or mappings"),
+        ("- 3", "case 1 must be a mapping of keys to values (got 3)"),
+        ("- {name: a, split: tuning, class: x}", "case 1: scenario must be given"),
+        (f"- {GOOD}\n- {GOOD}", "case names must differ (got 'a' twice)"),
+        ("- " + GOOD.replace("split", "splt"), "case 1: split must be given"),
+        ("- " + GOOD.replace("{name", "{nme: 1, name"), "nme must be a key of a case. Did you mean 'name'?"),
+        ("- " + GOOD.replace("tuning", "test"), "split must be tuning or held-out (got 'test')"),
+        ("- " + GOOD.replace("name: a", "name: ../a"), "name must be of letters, digits, dots, dashes and underscores"),
+        (
+            "- " + CASE % "batch: {size: 0, sequence_length: 8}, hardware: {profile: p}",
+            "case 1 (a): batch.size must be",
+        ),
+        ("- " + CASE % "batch: {size: 1}, hardware: {profile: p}", "(a): batch.sequence_length must be given for gpt"),
+    ],
+)
+def test_refusals(tmp_path, text, sentence):
+    path = tmp_path / "cases.yaml"
+    path.write_text(text)
+    with pytest.raises(PerfModelError, match=re.escape(sentence)) as caught:
+        load(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_missing_list_is_refused(tmp_path):
+    with pytest.raises(PerfModelError, match="must be a readable file"):
+        load(tmp_path / "none.yaml")
+
+
+@pytest.fixture
+def question(tmp_path):
+    """A scenario file, and the profile it names."""
+    save_profile(Profile(name="own", device=Device(kind="cpu", name="CPU", memory_bytes=1)), tmp_path / "own.json")
+    path = tmp_path / "a-question.yaml"
+    path.write_text(
+        "model: {family: gpt, size: tiny}\n"
+        "batch: {size: 1, sequence_length: 8}\n"
+        f"hardware: {{profile: {tmp_path / 'own.json'}}}\n"
+    )
+    return path
+
+
+def test_a_scenario_is_a_list_of_one(question):
+    (case,) = choose_cases(question, ["batch.size=3"], "cpu")
+    assert (case.name, case.split, case.group, case.scenario.batch.size) == ("a-question", "tuning", "own", 3)
+    (case,) = choose_cases(question, ["name=other"])
+    assert case.name == "other"
+    with pytest.raises(PerfModelError, match=re.escape("name must be of letters, digits")):
+        choose_cases(question, ["name=a/b"])
+
+
+def test_a_list_can_be_narrowed_but_not_changed():
+    path = HERE / "one-gpu.yaml"
+    assert choose_cases(path) == ONE_GPU
+    assert [case.name for case in choose_cases(path, only=["gpt-xl-tf32"])] == ["gpt-xl-tf32"]
+    with pytest.raises(PerfModelError, match=re.escape("--only must name a case (got 'gpt-xl-tf23'). Did you mean")):
+        choose_cases(path, only=["gpt-xl-tf23"])
+    with pytest.raises(PerfModelError, match=re.escape("--set must be left out with a list of cases")):
+        choose_cases(path, ["batch.size=1"])

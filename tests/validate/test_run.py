@@ -1,0 +1,97 @@
+"""Cases in processes of their own: results, failures of every kind, and that one loses no other."""
+
+import io
+import re
+import sys
+
+import pytest
+from rich.console import Console
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.measurement import load_measurement
+from perfmodel.workload.scenario import Scenario
+from validate import run
+from validate.cases import Case
+from validate.run import measure, measure_cases
+from validate.worker import Effort
+
+QUICK = Effort(
+    warmup_steps=3, warmup_s=0.0, steady_s=0.0, least_steps=8, most_steps=8, synced_s=0.0, least_synced_steps=1
+)
+
+
+def tiny(**keys):
+    data = {
+        "name": "tiny",
+        "model": {"family": "gpt", "size": "tiny"},
+        "batch": {"size": 1, "sequence_length": 8},
+        "hardware": {"profile": "cpu"},
+    }
+    return Scenario.model_validate(data | keys)
+
+
+def in_place_of_the_worker(monkeypatch, code):
+    """Run ``code`` where the worker's module would run."""
+    popen = run.subprocess.Popen
+    monkeypatch.setattr(
+        run.subprocess, "Popen", lambda command, **options: popen([sys.executable, "-c", code], **options)
+    )
+
+
+def test_cases_are_measured_kept_and_failures_collected(tmp_path):
+    good = Case("good", "tuning", "tiny", tiny())
+    bad = Case("bad", "held-out", "tiny", tiny(training={"compile": True}))
+    shown = io.StringIO()
+    outcome = measure_cases(
+        [bad, good], "cpu", tmp_path, effort=QUICK, recordings=True, console=Console(file=shown, width=200)
+    )
+    assert [str(error) for error in outcome.failures] == [
+        "training.compile must be false (got true): compiled steps are not modelled. Leave it out."
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good.json", "good.trace.json.gz"]
+    assert load_measurement(tmp_path / "good.json") == outcome.measured[0]
+    assert re.search(r"bad: failed\. training\.compile must be false", shown.getvalue())
+    assert re.search(r"good: step .* ±.* %, synced ", shown.getvalue())
+
+    again = measure_cases([good], "cpu", tmp_path, effort=QUICK, console=Console(file=io.StringIO()))
+    assert (again.measured, again.kept, again.failures) == ([], outcome.measured, [])
+
+    other = Case("good", "tuning", "tiny", tiny(precision="bf16"))
+    changed = measure_cases([other], "cpu", tmp_path, effort=QUICK, console=Console(file=io.StringIO()))
+    assert "must be a measurement of this case (its scenario differs)" in str(changed.failures[0])
+
+
+def test_a_hang_ends_with_the_case_named(monkeypatch):
+    in_place_of_the_worker(monkeypatch, "import time; time.sleep(60)")
+    with pytest.raises(PerfModelError, match=re.escape("tiny: the run must end within 0.2 s (it did not)")):
+        measure(tiny(), "cpu", timeout_s=0.2)
+
+
+def test_a_crash_is_told_in_one_line_and_shown_in_full(monkeypatch, capsys):
+    in_place_of_the_worker(monkeypatch, "print('before'); raise MemoryError('too much')")
+    sentence = "tiny: the step must run on cpu (exit code 1: MemoryError: too much)"
+    with pytest.raises(PerfModelError, match=re.escape(sentence)):
+        measure(tiny(), "cpu")
+    assert "before\nTraceback" in capsys.readouterr().err
+
+
+def test_a_silent_end_is_told_too(monkeypatch):
+    in_place_of_the_worker(monkeypatch, "")
+    with pytest.raises(PerfModelError, match=re.escape("(exit code 0: it said nothing)")):
+        measure(tiny(), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "sentence"),
+    [
+        ({}, {"device": "tpu"}, "--device must be cuda or cpu (got 'tpu')"),
+        ({"hardware": {"profile": "p", "gpus": 2}}, {}, "tiny: hardware.gpus must be 1 to be run here (got 2)"),
+        ({"parallelism": {"strategy": "ddp"}}, {}, "(got dp: 1, strategy: ddp)"),
+        ({}, {"device": "cpu", "history": True}, "an allocator history needs --device cuda (got cpu)"),
+    ],
+)
+def test_refusals_before_anything_runs(tmp_path, keys, options, sentence):
+    if "history" in options:
+        options = options | {"history": tmp_path / "history.json.gz"}
+    with pytest.raises(PerfModelError, match=re.escape(sentence)):
+        measure(tiny(**keys), **options)

@@ -1,0 +1,228 @@
+"""Measure scenarios by running them: each in a process of its own, so that one that fails or hangs loses no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.measurement import Measurement, load_measurement, save_measurement
+from perfmodel.units import format_bytes, format_seconds
+from validate.cases import Case, Split, resolved_scenario
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from perfmodel.workload.scenario import Scenario
+    from validate.worker import Effort
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 300.0
+LONGEST_CAUSE = 200
+
+
+@dataclass
+class Outcome:
+    """What became of a list of cases. kept: measured by an earlier run, and left as they are."""
+
+    measured: list[Measurement] = field(default_factory=list)
+    kept: list[Measurement] = field(default_factory=list)
+    failures: list[PerfModelError] = field(default_factory=list)
+
+
+def measure(
+    scenario: Scenario,
+    device: str = "cuda",
+    *,
+    name: str | None = None,
+    split: Split = "tuning",
+    group: str = "own",
+    allow_import: bool = False,
+    timeout_s: float = TIMEOUT_S,
+    trace: Path | None = None,
+    history: Path | None = None,
+    effort: Effort | None = None,
+) -> Measurement:
+    """Run the scenario for real on ``device`` and time it.
+
+    On CUDA: three first steps with the allocator's peaks of each; warm-up of at least 5 steps and 2 s; a loop of 12 to
+    60 steps (about 3 s) without synchronisation, timed by events on the device at every phase; a loop with a
+    synchronisation after each step, timed by the host. Data is random and resident on the device. On CPU: the same
+    with one thread, the host's clock in both loops, and no memory.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    device : str
+        ``cuda`` or ``cpu``.
+    name, split, group : str
+        What the measurement is filed under; the name is the scenario's unless given.
+    allow_import : bool
+        Whether a model target may be imported.
+    timeout_s : float
+        The whole process is killed after that, in seconds.
+    trace : Path, optional
+        Write a Chrome trace of one steady step there (``.json`` or ``.json.gz``).
+    history : Path, optional
+        Write the allocator's history of the first two steps there (gzip JSON; CUDA only).
+    effort : Effort, optional
+        Other numbers of steps.
+
+    Raises
+    ------
+    PerfModelError
+        If the scenario asks for more than one GPU, or the run fails, runs out of memory or time.
+    """
+    name = scenario.name if name is None else name
+    _check(scenario, name, device, history)
+    request = {
+        "name": name,
+        "split": split,
+        "group": group,
+        "scenario": scenario.model_dump(mode="json", exclude_unset=True),
+        "device": device,
+        "allow_import": allow_import,
+        "trace": None if trace is None else str(trace.absolute()),
+        "history": None if history is None else str(history.absolute()),
+    }
+    with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
+        result = _run_worker(request, {} if effort is None else asdict(effort), Path(folder), timeout_s)
+    if "error" in result:
+        raise PerfModelError(result["error"])
+    return Measurement.model_validate(result["measurement"])
+
+
+def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> None:
+    if device not in ("cuda", "cpu"):
+        raise PerfModelError(f"--device must be cuda or cpu (got {device!r}). Choose one.")
+    if scenario.hardware.gpus != 1:
+        raise PerfModelError(
+            f"{name}: hardware.gpus must be 1 to be run here (got {scenario.hardware.gpus}). Set hardware.gpus to 1."
+        )
+    if scenario.parallelism.dp != 1 or scenario.parallelism.strategy != "none":
+        raise PerfModelError(
+            f"{name}: parallelism must be dp: 1, strategy: none to be run here "
+            f"(got dp: {scenario.parallelism.dp}, strategy: {scenario.parallelism.strategy}). Leave it out."
+        )
+    if history is not None and device == "cpu":
+        raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
+
+
+def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
+    name, asked, answered, log = request["name"], folder / "request.json", folder / "result.json", folder / "log"
+    asked.write_text(json.dumps({"request": request, "effort": effort}))
+    command = [sys.executable, "-m", "validate.worker", str(asked), str(answered)]
+    search_path = filter(None, [str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise PerfModelError(
+                f"{name}: the run must end within {timeout_s:g} s (it did not). "
+                "Allow more with --timeout, or make it smaller."
+            ) from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if process.returncode != 0 or not answered.exists():
+        text = log.read_text(errors="replace")
+        print(text, file=sys.stderr, end="")
+        raise PerfModelError(
+            f"{name}: the step must run on {request['device']} (exit code {process.returncode}: {_last_line(text)}). "
+            "The whole message is above."
+        )
+    result: dict[str, Any] = json.loads(answered.read_text())
+    return result
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:LONGEST_CAUSE] if lines else "it said nothing"
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    device: str,
+    results: Path,
+    *,
+    recordings: bool = False,
+    console: Console | None = None,
+    **options: Any,
+) -> Outcome:
+    """Measure each case and save it as ``results/<name>.json`` at once; cases already there are kept, not run again.
+
+    Progress goes to ``console``. Failures are collected, and the other cases still run.
+
+    Parameters
+    ----------
+    recordings : bool
+        Also write ``<name>.trace.json.gz`` and, on CUDA, ``<name>.history.json.gz`` beside each measurement.
+    options
+        ``allow_import``, ``timeout_s`` and ``effort`` of :func:`measure`.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    outcome = Outcome()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("measuring", total=len(cases))
+        for case in cases:
+            progress.update(task, description=case.name)
+            try:
+                line = _measure_case(case, device, results, outcome, recordings=recordings, **options)
+            except PerfModelError as error:
+                outcome.failures.append(error)
+                line = f"failed. {error}"
+            progress.console.print(f"{case.name}: {line}", markup=False, highlight=False)
+            progress.advance(task)
+        progress.update(task, description="measured")
+    return outcome
+
+
+def _measure_case(case: Case, device: str, results: Path, outcome: Outcome, *, recordings: bool, **options: Any) -> str:
+    """Measure one case into ``outcome``; returns what to show."""
+    path = results / f"{case.name}.json"
+    if path.exists():
+        kept = load_measurement(path)
+        if kept.scenario != resolved_scenario(case.scenario):
+            raise PerfModelError(
+                f"{path}: must be a measurement of this case (its scenario differs). Delete or rename it."
+            )
+        outcome.kept.append(kept)
+        return f"kept, {summary(kept)}"
+    if recordings:
+        options["trace"] = results / f"{case.name}.trace.json.gz"
+        options["history"] = results / f"{case.name}.history.json.gz" if device == "cuda" else None
+    measured = measure(case.scenario, device, name=case.name, split=case.split, group=case.group, **options)
+    save_measurement(measured, path)
+    outcome.measured.append(measured)
+    return "\n".join([summary(measured), *measured.warnings()])
+
+
+def summary(measurement: Measurement) -> str:
+    """Step time with its spread, synced step time and peak memory in one line.
+
+    >>> summary(Measurement(name="a", split="tuning", group="own", scenario={}, provenance={}, warmup_steps=5,
+    ...     step_s=(0.01, 0.01), synced_step_s=(0.011,), phases_s={}))
+    'step 10 ms ±0.0 %, synced 11 ms'
+    """
+    parts = [
+        f"step {format_seconds(measurement.median_step_s)} ±{measurement.spread:.1%}".replace("%", " %"),
+        f"synced {format_seconds(measurement.median_synced_step_s)}",
+    ]
+    if measurement.peak_allocated_bytes is not None:
+        parts.append(f"peak {format_bytes(measurement.peak_allocated_bytes)}")
+    return ", ".join(parts)

@@ -1,0 +1,262 @@
+"""One case, run in this process: build it, warm it up, time it. ``python -m validate.worker REQUEST RESULT``.
+
+Started by :mod:`validate.run`, which gives every case a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfmodel.errors import PerfModelError
+from perfmodel.files import write_atomically
+from perfmodel.hardware.measurement import Measurement, StepMemory
+from perfmodel.units import format_bytes
+from perfmodel.workload.models.build import replace_tensors
+from perfmodel.workload.models.step import (
+    TrainingStep,
+    build_module,
+    make_inputs,
+    make_optimizer,
+    precision_switches,
+)
+from perfmodel.workload.scenario import Scenario
+from validate.cases import resolved_scenario
+from validate.clocks import Clock, CudaClock, HostClock, steps_of
+from validate.machine import GpuReading, machine
+from validate.recording import AllocatorHistory, record_trace
+
+MEMORY_STEPS = 3
+LEAD_IN_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: steps are added up to the seconds asked for, within the numbers given.
+
+    The three first steps, whose memory is read, count among the warm-up.
+    """
+
+    warmup_steps: int = 5
+    warmup_s: float = 2.0
+    steady_s: float = 3.0
+    least_steps: int = 12
+    most_steps: int = 60
+    synced_s: float = 1.5
+    least_synced_steps: int = 6
+
+    def steady_steps(self, step_s: float) -> int:
+        return min(max(math.ceil(self.steady_s / step_s), self.least_steps), self.most_steps)
+
+    def synced_steps(self, step_s: float) -> int:
+        return min(max(math.ceil(self.synced_s / step_s), self.least_synced_steps), self.most_steps)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure. scenario: as plain data. trace, history: where to write recordings, or None."""
+
+    name: str
+    split: str
+    group: str
+    scenario: dict[str, Any]
+    device: str
+    allow_import: bool = False
+    trace: str | None = None
+    history: str | None = None
+
+
+def measure_here(request: Request, effort: Effort) -> Measurement:
+    """Run the case in this process; see :func:`validate.run.measure` for what is measured and how.
+
+    Raises
+    ------
+    PerfModelError
+        If the device is missing or too small, or steps were skipped by the gradient scaler.
+    """
+    scenario = Scenario.model_validate(request.scenario)
+    device = _device(request.device)
+    torch.manual_seed(0)
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        with precision_switches(scenario):
+            return _measure(request, effort, scenario, device)
+    except torch.OutOfMemoryError as error:
+        total_bytes = torch.cuda.mem_get_info()[1]
+        raise PerfModelError(
+            f"{request.name}: the step must fit the device's {format_bytes(total_bytes)} (it ran out of memory). "
+            "Make batch.size smaller."
+        ) from error
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PerfModelError("--device cuda: torch must see a CUDA device (it sees none). Use --device cpu.")
+    return torch.device(name)
+
+
+def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch.device) -> Measurement:
+    history = AllocatorHistory() if request.history and device.type == "cuda" else None
+    step = _build(scenario, device, request.allow_import, history)
+    memory = _first_steps(step, history, request.history)
+    reading = GpuReading(device) if device.type == "cuda" else None
+    step_s, warmup_steps = _warm_up(step, effort)
+    readings = reading.values() if reading is not None else {}
+    scale = _scale(step)
+    steady_s, phases_s = _steady(step, effort.steady_steps(step_s))
+    synced_s = _synced(step, effort.synced_steps(step_s))
+    if _scale(step) < scale:
+        raise PerfModelError(
+            f"{request.name}: every step must run its optimizer (the loss scale fell from {scale}, so some were "
+            "skipped). Measure again with a longer warm-up."
+        )
+    used_bytes, device_bytes = _device_memory(device)
+    if request.trace is not None:
+        record_trace(step, Path(request.trace))
+    return Measurement.model_validate(
+        {
+            "name": request.name,
+            "split": request.split,
+            "group": request.group,
+            "scenario": resolved_scenario(scenario),
+            "provenance": machine(device) | ({"nvidia_smi": readings} if readings else {}),
+            "warmup_steps": warmup_steps,
+            "step_s": steady_s,
+            "synced_step_s": synced_s,
+            "phases_s": phases_s,
+            "memory": memory,
+            "device_used_bytes": used_bytes,
+            "device_bytes": device_bytes,
+        }
+    )
+
+
+def _build(
+    scenario: Scenario, device: torch.device, allow_import: bool, history: AllocatorHistory | None
+) -> TrainingStep:
+    """Module, inputs and optimizer on the device, in an allocator that has held nothing else.
+
+    Building and casting on the device leaves freed blocks behind, so on CUDA the module goes through the host and comes
+    back tensor by tensor in the order :func:`replace_tensors` promises.
+    """
+    with torch.device(device):
+        module = build_module(scenario, allow_import)
+    if device.type == "cuda":
+        replace_tensors(module, lambda tensor: tensor.to("cpu"))
+        gc.collect()
+        torch.cuda.empty_cache()
+        if history is not None:
+            history.start()
+        replace_tensors(module, lambda tensor: tensor.to(device))
+    inputs = make_inputs(scenario, device)
+    optimizer = make_optimizer(module.parameters(), scenario) if scenario.mode == "train" else None
+    return TrainingStep(module, inputs, optimizer, scenario, allow_import)
+
+
+def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str | None) -> list[StepMemory]:
+    """Steps 1, 2 and 3 with what each found and reached in the allocator; the first two go into the history."""
+    found = []
+    for index in range(MEMORY_STEPS):
+        if history is not None and path is not None:
+            if index < 2:
+                history.step_starts_here()
+            else:
+                history.finish(Path(path))
+        if step.device_type != "cuda":
+            step.run()
+            continue
+        allocated_bytes = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step.run()
+        torch.cuda.synchronize()
+        found.append(
+            StepMemory(
+                allocated_before_bytes=allocated_bytes,
+                peak_allocated_bytes=torch.cuda.max_memory_allocated(),
+                peak_reserved_bytes=torch.cuda.max_memory_reserved(),
+            )
+        )
+    return found
+
+
+def _warm_up(step: TrainingStep, effort: Effort) -> tuple[float, int]:
+    """Run on until the seconds and steps asked for.
+
+    Returns the median of the later half's seconds a step, and how many steps have run since the process started.
+    """
+    started_s = time.perf_counter()
+    durations_s: list[float] = []
+    least = max(effort.warmup_steps - MEMORY_STEPS, 1)
+    while len(durations_s) < least or time.perf_counter() - started_s < effort.warmup_s:
+        durations_s += _synced(step, 1)
+    return statistics.median(durations_s[len(durations_s) // 2 :]), MEMORY_STEPS + len(durations_s)
+
+
+def _steady(step: TrainingStep, count: int) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
+    """``count`` steps one after another without synchronisation, behind a few that let the host run ahead."""
+    gc.collect()
+    gc.freeze()  # else a collection walks every object of every library in the middle of a step
+    _synchronize(step)
+    most_marks = 3 + 2 * step.scenario.training.gradient_accumulation
+    clock: Clock = CudaClock(count * most_marks) if step.device_type == "cuda" else HostClock()
+    for _ in range(LEAD_IN_STEPS):
+        step.run()
+    for _ in range(count):
+        step.run(clock.mark)
+    clock.stop()
+    gc.unfreeze()
+    return steps_of(clock.intervals())
+
+
+def _synced(step: TrainingStep, count: int) -> tuple[float, ...]:
+    """Host seconds of steps that each end with a synchronisation."""
+    _synchronize(step)
+    durations_s = []
+    for _ in range(count):
+        started_s = time.perf_counter()
+        step.run()
+        _synchronize(step)
+        durations_s.append(time.perf_counter() - started_s)
+    return tuple(durations_s)
+
+
+def _synchronize(step: TrainingStep) -> None:
+    if step.device_type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _scale(step: TrainingStep) -> float:
+    return float(step.scaler.get_scale()) if step.scaler is not None else 1.0
+
+
+def _device_memory(device: torch.device) -> tuple[int | None, int | None]:
+    """Bytes in use on the device (context and modules included), and bytes it has."""
+    if device.type != "cuda":
+        return None, None
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes - free_bytes, total_bytes
+
+
+def main(request_path: str, result_path: str) -> None:
+    """Measure what the request file asks for; the result file holds the measurement or the sentence of an error."""
+    data = json.loads(Path(request_path).read_text())
+    try:
+        measurement = measure_here(Request(**data["request"]), Effort(**data["effort"]))
+        result: dict[str, Any] = {"measurement": measurement.model_dump(mode="json", exclude_none=True)}
+    except PerfModelError as error:
+        result = {"error": str(error)}
+    write_atomically(Path(result_path), json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
