@@ -21,6 +21,8 @@ from perfmodel.workload.ops import Operation
 
 FEWEST_POINTS = 4
 FOLDS = 10
+BEGINNINGS = 4
+FIRST_STEPS, LAST_STEPS = 25, 15  # evaluations of the least-squares search: from each beginning, and from the best of them
 TARGET_ERROR = 0.03  # log error that weighs as much as one prior deviation; beyond it errors count linearly
 SHARED_PRIOR = ("memory_bytes_per_s", "cache_bytes_per_s", "cache_bytes")
 
@@ -115,6 +117,12 @@ def _layout(form: Form, calls: Calls, time_s: Array) -> _Layout:
     return _Layout(keys, np.array(values), np.array(priors), general)
 
 
+def _beginnings(layout: _Layout) -> list[Array]:
+    """Where to begin: the starting values, and some way off in random directions, since waves of tiles have local minima."""
+    draw = np.random.default_rng(0)
+    return [layout.starts, *(layout.starts + draw.normal(0, layout.priors / 2) for _ in range(BEGINNINGS - 1))]
+
+
 def _parameters(layout: _Layout, logs: Array) -> dict[str, float]:
     return {
         key: float(np.exp(logs[i] + (logs[place] if place >= 0 else 0.0)))
@@ -136,9 +144,10 @@ def _fit_trend(
         bounded = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))  # soft L1 of the data, not of the priors
         return np.concatenate([bounded, (logs - layout.starts) / layout.priors])
 
-    result = least_squares(
-        residuals, layout.starts if start is None else start, method="trf", max_nfev=60 if start is None else 12
-    )
+    if start is None:
+        results = [least_squares(residuals, begin, method="trf", max_nfev=FIRST_STEPS) for begin in _beginnings(layout)]
+        start = min(results, key=lambda result: float(result.cost)).x
+    result = least_squares(residuals, start, method="trf", max_nfev=LAST_STEPS)
     freedom = max(len(time_s) - len(layout.keys), 1)
     scale = max(2 * result.cost / freedom, 1e-12)
     covariance = np.linalg.pinv(result.jac.T @ result.jac) * scale

@@ -64,8 +64,8 @@ def measure_host_keys(
 ) -> dict[str, HostRecord]:
     """Host records of the trace's own modules and optimizer that are not ``known`` yet.
 
-    Each module class that runs as a whole (a transformer block, say) is timed alone, forward and backward, on one sample;
-    what contains such modules is timed with them replaced by their results. The model as a whole is never timed.
+    Each module class that runs as a whole (a transformer block, say) is timed alone, forward and backward, on few
+    samples; what contains such modules is timed with them replaced by their results, never the model as a whole.
 
     Raises
     ------
@@ -118,7 +118,9 @@ def _sample_forward(cases: list[Case], device: str) -> None:
 def _sample_backward(cases: list[Case], device: str) -> None:
     """All graphs are made before: a step does not alternate between forward and backward either."""
     cases = [case for case in cases if case.seen.nodes]
-    graphs = [[[differentiable(call())[0] for call in case.copies] for case in cases] for _ in range(1 + BACKWARD_ROUNDS)]
+    graphs = [
+        [[differentiable(call())[0] for call in case.copies] for case in cases] for _ in range(1 + BACKWARD_ROUNDS)
+    ]
     for index, roots in enumerate(graphs):
         for case, made in zip(cases, roots, strict=True):
             seconds = time_backward(made, device) / len(case.copies)

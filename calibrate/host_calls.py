@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch.nn import functional
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 16, 64, 4
 CLASSES, CHANNELS, IMAGE = 32, 8, 8
@@ -98,14 +98,20 @@ def _linear(bias: bool, dtype: torch.dtype = torch.float32) -> Make:
         x = tensors.leaf(BATCH, LENGTH, WIDTH, dtype=dtype)
         weight = tensors.leaf(WIDTH, WIDTH, dtype=dtype)
         shift = tensors.leaf(WIDTH, dtype=dtype) if bias else None
-        return lambda: F.linear(x, weight, shift)
+        return lambda: functional.linear(x, weight, shift)
 
     return make
 
 
 def _flat_linear(tensors: Tensors) -> Callable[[], Any]:
     x, weight, shift = tensors.leaf(LENGTH, WIDTH), tensors.leaf(WIDTH, WIDTH), tensors.leaf(WIDTH)
-    return lambda: F.linear(x, weight, shift)
+    return lambda: functional.linear(x, weight, shift)
+
+
+def _linear_of_data(tensors: Tensors) -> Callable[[], Any]:
+    """Its input wants no gradient, so under autocast it is cast in every call."""
+    x, weight = tensors.plain(BATCH, LENGTH, WIDTH), tensors.leaf(WIDTH, WIDTH)
+    return lambda: functional.linear(x, weight)
 
 
 def _addmm(tensors: Tensors) -> Callable[[], Any]:
@@ -125,7 +131,7 @@ def _attention(dtype: torch.dtype, masked: bool = False, dropout: float = 0.0) -
     def make(tensors: Tensors) -> Callable[[], Any]:
         q, k, v = (tensors.heads(dtype) for _ in range(3))
         mask = ~tensors.mask() if masked else None
-        return lambda: F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=not masked)
+        return lambda: functional.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=not masked)
 
     return make
 
@@ -141,12 +147,12 @@ def _norm(function: Callable[..., Any], bias: bool) -> Make:
 
 def _embedding(tensors: Tensors) -> Callable[[], Any]:
     indices, table = tensors.integers(CLASSES, BATCH, LENGTH), tensors.leaf(CLASSES, WIDTH)
-    return lambda: F.embedding(indices, table)
+    return lambda: functional.embedding(indices, table)
 
 
 def _cross_entropy(tensors: Tensors) -> Callable[[], Any]:
     logits, labels = tensors.leaf(BATCH * LENGTH, CLASSES), tensors.integers(CLASSES, BATCH * LENGTH)
-    return lambda: F.cross_entropy(logits, labels)
+    return lambda: functional.cross_entropy(logits, labels)
 
 
 def _masked_fill(tensors: Tensors) -> Callable[[], Any]:
@@ -188,7 +194,7 @@ def _convolution(bias: bool) -> Make:
     def make(tensors: Tensors) -> Callable[[], Any]:
         x, weight = tensors.images(), tensors.leaf(CHANNELS, CHANNELS, 3, 3)
         shift = tensors.leaf(CHANNELS) if bias else None
-        return lambda: F.conv2d(x, weight, shift, padding=1)
+        return lambda: functional.conv2d(x, weight, shift, padding=1)
 
     return make
 
@@ -196,7 +202,7 @@ def _convolution(bias: bool) -> Make:
 def _batch_norm(tensors: Tensors) -> Callable[[], Any]:
     x, weight, shift = tensors.images(), tensors.leaf(CHANNELS), tensors.leaf(CHANNELS)
     mean, variance = tensors.plain(CHANNELS), tensors.plain(CHANNELS).abs() + 1
-    return lambda: F.batch_norm(x, mean, variance, weight, shift, True, 0.1, 1e-5)
+    return lambda: functional.batch_norm(x, mean, variance, weight, shift, True, 0.1, 1e-5)
 
 
 def _on_images(function: Callable[[torch.Tensor], Any]) -> Make:
@@ -254,27 +260,27 @@ def examples() -> list[Example]:
         "sum": on_rows(lambda x: x.sum()),
         "sum rows": on_rows(lambda x: x.sum(-1)),
         "max": on_rows(lambda x: x.amax(-1)),
-        "rsqrt": on_rows(lambda x: torch.rsqrt(x)),
-        "sqrt": on_rows(lambda x: torch.sqrt(x)),
-        "exp": on_rows(lambda x: torch.exp(x)),
-        "log": on_rows(lambda x: torch.log(x)),
-        "erf": on_rows(lambda x: torch.erf(x)),
-        "tanh": on_rows(lambda x: torch.tanh(x)),
-        "sigmoid": on_rows(lambda x: torch.sigmoid(x)),
+        "rsqrt": on_rows(torch.rsqrt),
+        "sqrt": on_rows(torch.sqrt),
+        "exp": on_rows(torch.exp),
+        "log": on_rows(torch.log),
+        "erf": on_rows(torch.erf),
+        "tanh": on_rows(torch.tanh),
+        "sigmoid": on_rows(torch.sigmoid),
         "cos": on_rows(lambda x: x.cos()),
         "sin": on_rows(lambda x: x.sin()),
         "clone": on_rows(lambda x: x.clone()),
         "contiguous copy": on_heads(lambda x: x.transpose(1, 2).contiguous()),
         "cast": on_rows(lambda x: x.to(torch.bfloat16)),
         "float": on_rows(lambda x: x.half().float()),
-        "relu": on_rows(lambda x: F.relu(x)),
-        "gelu": on_rows(lambda x: F.gelu(x)),
-        "gelu tanh": on_rows(lambda x: F.gelu(x, approximate="tanh")),
-        "silu": on_rows(lambda x: F.silu(x)),
+        "relu": on_rows(functional.relu),
+        "gelu": on_rows(functional.gelu),
+        "gelu tanh": on_rows(lambda x: functional.gelu(x, approximate="tanh")),
+        "silu": on_rows(functional.silu),
         "softmax": on_heads(lambda x: torch.softmax(x, -1)),
-        "functional softmax": on_heads(lambda x: F.softmax(x, -1)),
-        "log_softmax": on_heads(lambda x: F.log_softmax(x, -1)),
-        "dropout": on_rows(lambda x: F.dropout(x, 0.1, True)),
+        "functional softmax": on_heads(lambda x: functional.softmax(x, -1)),
+        "log_softmax": on_heads(lambda x: functional.log_softmax(x, -1)),
+        "dropout": on_rows(lambda x: functional.dropout(x, 0.1, True)),
         "masked_fill": _masked_fill,
         "where": _where,
         "cat": on_two(lambda x, y: torch.cat((x, y), -1)),
@@ -286,11 +292,12 @@ def examples() -> list[Example]:
         "linear": _linear(False),
         "linear bias": _linear(True),
         "linear flat": _flat_linear,
+        "linear of data": _linear_of_data,
         "linear bf16": _linear(False, torch.bfloat16),
         "linear bias bf16": _linear(True, torch.bfloat16),
         "addmm": _addmm,
-        "layer_norm": _norm(F.layer_norm, True),
-        "rms_norm": _norm(F.rms_norm, False),
+        "layer_norm": _norm(functional.layer_norm, True),
+        "rms_norm": _norm(functional.rms_norm, False),
         "embedding": _embedding,
         "cross_entropy": _cross_entropy,
         "attention": _attention(torch.float32),
@@ -298,13 +305,13 @@ def examples() -> list[Example]:
         "attention masked": _attention(torch.float32, masked=True),
         "attention bf16": _attention(torch.bfloat16),
         "attention bf16 dropout": _attention(torch.bfloat16, dropout=0.1),
-        "relu_": _inplace(lambda x: F.relu(x, inplace=True)),
+        "relu_": _inplace(lambda x: functional.relu(x, inplace=True)),
         "add_": _inplace(lambda x: x.add_(1.0)),
         "conv2d": _convolution(False),
         "conv2d bias": _convolution(True),
         "batch_norm": _batch_norm,
-        "max_pool2d": _on_images(lambda x: F.max_pool2d(x, 2, 2)),
-        "adaptive_avg_pool2d": _on_images(lambda x: F.adaptive_avg_pool2d(x, (1, 1))),
+        "max_pool2d": _on_images(lambda x: functional.max_pool2d(x, 2, 2)),
+        "adaptive_avg_pool2d": _on_images(lambda x: functional.adaptive_avg_pool2d(x, (1, 1))),
         "arange": _without_inputs(lambda device: torch.arange(LENGTH, device=device)),
         "ones": _without_inputs(lambda device: torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=device)),
         "zeros": _without_inputs(lambda device: torch.zeros(LENGTH, device=device)),

@@ -1,25 +1,24 @@
 """Host cost of a workload's own modules, each alone: exact host keys.
 
-A unit (a transformer block, say) is called on inputs like those it gets in the model, several copies in a row, forward
-and backward. A container (the model around the blocks) is called with its submodules replaced by stubs that hand out
-what they returned before, so that only its own Python and operators are timed; the training step around the model likewise.
+A unit (a transformer block, say) is called on inputs like those it gets in the model, all units of a kind in a row,
+forward and backward. A container (the model around the blocks) is called with its submodules replaced by stubs that
+hand out what they returned before, so that only its own Python and operators are timed; likewise the training step
+around the model.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 
 from calibrate.host_stubs import (
-    Captured,
     StubModel,
     Stubs,
     borrowed_leaves,
@@ -52,7 +51,6 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 
 ROUNDS = 15
-COPY_BYTES = 2 << 30  # of parameters, all copies of a unit together
 MODEL_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}  # of parameters; larger models are built with fewer layers
 FEW_LAYERS = 2
 TARGET_KEYS = ("target", "arguments", "inputs", "loss", "blocks")
@@ -67,12 +65,13 @@ def measure_pieces(
     if not wanted:
         return {}
     found: dict[str, HostRecord] = {}
-    bench = _Bench(trace, device, times, allow_import)
-    for piece, accumulates in wanted:
-        for direction, value in bench.measure(piece, accumulates).items():
-            key = piece_key(direction, piece, trace.workload, bench.flags, accumulates)
-            if key not in known:
-                found.setdefault(key, value)
+    with suppress(torch.OutOfMemoryError):  # what does not fit stays estimated from its calls
+        bench = _Bench(trace, device, times, allow_import)
+        for piece, accumulates in wanted:
+            for direction, value in bench.measure(piece, accumulates).items():
+                key = piece_key(direction, piece, trace.workload, bench.flags, accumulates)
+                if key not in known:
+                    found.setdefault(key, value)
     return found
 
 
@@ -143,7 +142,9 @@ class _Bench:
             self.captured = capture(self.model, names, lambda: self._call(step))
         self.disturbance = Disturbance(device)
         self._around = self._largest_unit([trace.modules[piece.module][0] for piece in pieces if piece.kind == "unit"])
-        self.occurrences = Counter(piece.text for piece in pieces)
+        self.occurrences: dict[str, dict[str, None]] = {}  # each name once, though every micro-batch calls it
+        for piece in pieces:
+            self.occurrences.setdefault(piece.text, {})[trace.modules[piece.module][0]] = None
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
@@ -154,7 +155,7 @@ class _Bench:
         return step.module(**self.inputs) if step.loss is None else step.loss(step.module, self.inputs)
 
     def _largest_unit(self, names: list[str]) -> Callable[[], list[torch.Tensor]]:
-        """A forward of (a copy of) the unit with the most modules: what mostly surrounds the other code of the model."""
+        """A forward of (a copy of) the unit with the most modules: what surrounds most other code of the model."""
         known = [name for name in names if name in self.captured]
         if not known:
             return lambda: []
@@ -183,40 +184,44 @@ class _Bench:
         name = self.trace.modules[piece.module][0]
         if name not in self.captured:
             return {}
-        part, captured = self.model.get_submodule(name), self.captured[name]
         if piece.kind == "unit":
-            return self._measure_unit(part, captured, accumulates, self.occurrences[piece.text])
+            return self._measure_unit(
+                [each for each in self.occurrences[piece.text] if each in self.captured], accumulates
+            )
         inner = {other: seen.result for other, seen in self.captured.items() if _is_inside(other, name)}
         with Stubs(self.model, inner) as stubs:
-            return self._measure_own(part, captured, stubs)
+            return self._measure_own(name, stubs)
 
-    def _observe(self, part: nn.Module, captured: Captured) -> Seen:
-        arguments, keywords = fresh(captured.given)
+    def _observe(self, name: str) -> Seen:
+        part, (arguments, keywords) = self.model.get_submodule(name), fresh(self.captured[name].given)
         with self._mode():
             return observe(lambda: part(*arguments, **keywords), self.with_grad, self.times.is_needed, one_root=False)
 
-    def _measure_unit(self, part: nn.Module, captured: Captured, accumulates: bool, copies: int) -> dict[str, HostRecord]:
-        work = self._observe(part, captured)
-        size = sum(parameter.nbytes for parameter in part.parameters())
-        launches = max(1, len(work.loose.operators) + sum(len(each.operators) for _, each in work.calls))
-        count = max(1, min(copies, MOST_LAUNCHES // launches, COPY_BYTES // max(size, 1)))
-        parts = [copy.deepcopy(part) for _ in range(count)]
+    def _measure_unit(self, names: list[str], accumulates: bool) -> dict[str, HostRecord]:
+        """All modules of one kind, as many as the launch queue takes."""
+        work = self._observe(names[0])
+        backward = sum(len(each.operators) for _, each in work.nodes)
+        names = names[: max(1, MOST_LAUNCHES // max(1, work.launches - backward, backward))]
         samples = _Samples()
         for index in range(WARM_UP + ROUNDS):
-            self._run_unit(parts, captured, accumulates, samples if index >= WARM_UP else _Samples())
+            self._run_unit(names, accumulates, samples if index >= WARM_UP else _Samples())
+        self.model.zero_grad()
         return samples.records(work, self.times, self.with_grad)
 
-    def _run_unit(self, parts: list[nn.Module], captured: Captured, accumulates: bool, samples: _Samples) -> None:
-        """A chain of the copies where each takes what the one before returned, as blocks do; else one after another."""
-        given = [fresh(captured.given) for _ in parts]
+    def _run_unit(self, names: list[str], accumulates: bool, samples: _Samples) -> None:
+        """A chain where each takes what the one before returned, as blocks do; else one after another."""
+        parts = [self.model.get_submodule(name) for name in names]
+        given = [fresh(self.captured[name].given) for name in names]
         for part in parts:
             for parameter in part.parameters():
                 parameter.grad = torch.zeros_like(parameter) if accumulates and parameter.requires_grad else None
-        forward = chained(parts, given) if is_chainable(captured) else separate(parts, given)
-        self._time(forward, len(parts), samples, lambda: 0.0)
+        is_chain = all(is_chainable(self.captured[name]) for name in names)
+        self._time(chained(parts, given) if is_chain else separate(parts, given), len(parts), samples, lambda: 0.0)
 
-    def _time(self, forward: Callable[[], list[Any]], count: int, samples: _Samples, inside: Callable[[], float]) -> None:
-        """One forward and backward of ``count`` copies. inside: seconds of what is not theirs in the forward."""
+    def _time(
+        self, forward: Callable[[], list[Any]], count: int, samples: _Samples, inside: Callable[[], float]
+    ) -> None:
+        """One forward and backward of ``count`` modules. inside: seconds of what is not theirs in the forward."""
         self._prepare("forward")
         with self._mode():
             synchronize(self.device)
@@ -234,7 +239,8 @@ class _Bench:
         around = fresh(borrowed) or fresh([torch.zeros((), device=self.device, requires_grad=True)])
         samples.around_s.append(time_backward(around, self.device) / count)
 
-    def _measure_own(self, part: nn.Module, captured: Captured, stubs: Stubs) -> dict[str, HostRecord]:
+    def _measure_own(self, name: str, stubs: Stubs) -> dict[str, HostRecord]:
+        part, captured = self.model.get_submodule(name), self.captured[name]
         samples = _Samples()
         for index in range(WARM_UP + ROUNDS):
             stubs.renew()
@@ -242,7 +248,7 @@ class _Bench:
             kept = samples if index >= WARM_UP else _Samples()
             self._time(lambda: [part(*arguments, **keywords)], 1, kept, lambda: timed(stubs.repeat_calls)[0])  # noqa: B023
         stubs.renew()
-        return samples.records(self._observe(part, captured), self.times, self.with_grad)
+        return samples.records(self._observe(name), self.times, self.with_grad)
 
     def _measure_step(self) -> dict[str, HostRecord]:
         """Autocast, loss, and calling the engine, around a model that hands out what the real one returned."""
@@ -274,7 +280,8 @@ def _run_step(step: TrainingStep) -> tuple[float, float]:
 
     step.run(mark)
     first = phases.index("forward")
-    return marks_s[first + 1] - marks_s[first], marks_s[first + 2] - marks_s[first + 1] if len(marks_s) > first + 2 else 0.0
+    forward_s, *after_s = np.diff(marks_s[first:]).tolist()
+    return forward_s, after_s[0] if after_s else 0.0
 
 
 def _is_inside(name: str, container: str) -> bool:

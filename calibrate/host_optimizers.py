@@ -22,7 +22,7 @@ from perfmodel.workload.trace_file import EventKind, Trace
 COUNTS = (4, 64, 192)
 ROUNDS = 10
 LAYER_CALLS, MOST_LAYERS = 30, 24  # Python calls of the layer that stands in for the model's; at most so many of it
-TINY = 16
+TINY = 1024  # elements
 MOST_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}  # parameters, gradients and states of a timed optimizer
 COPIES = 4  # parameters, gradients, two states
 
@@ -67,7 +67,8 @@ def measure_trace_lists(
         return {}
     fits = COPIES * sum(parameter.tensor.bytes for parameter in parameters) <= MOST_BYTES[device]
     shapes: Shapes = [
-        (parameter.tensor.shape if fits else (TINY,), getattr(torch, parameter.tensor.dtype)) for parameter in parameters
+        (parameter.tensor.shape if fits else (TINY,), getattr(torch, parameter.tensor.dtype))
+        for parameter in parameters
     ]
     prefixes = [ZERO_GRAD, optimizer_prefix(trace.workload)]
     if any(segment.phase == CLIP for segment in trace.steady.segments):
@@ -100,7 +101,7 @@ def _measure_line(prefix: str, bench: _Bench) -> dict[str, HostRecord]:
 
 
 class _Bench:
-    """Times loops over parameters as they stand in a step: after forward and backward; zero_grad after the optimizer."""
+    """Times loops over parameters where they stand in a step: after backward; zero_grad after the optimizer."""
 
     def __init__(self, device: str, times: OperatorTimes, layers: int) -> None:
         self.device, self.times, self.layers = device, times, layers
@@ -137,10 +138,12 @@ def _loop(prefix: str, parameters: list[nn.Parameter], device: str) -> Callable[
         optimizer = torch.optim.SGD(parameters)
         return lambda: optimizer.zero_grad(set_to_none=True)
     if prefix == CLIP:
-        return lambda: nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        model = nn.ModuleList([nn.ParameterList([parameter]) for parameter in parameters])
+        return lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     if prefix == SCALER:
         return _Scaled(parameters, device)
-    return IMPLEMENTATIONS[prefix](parameters).step
+    step: Callable[[], Any] = IMPLEMENTATIONS[prefix](parameters).step
+    return step
 
 
 class _Scaled:
@@ -149,7 +152,7 @@ class _Scaled:
     def __init__(self, parameters: list[nn.Parameter], device: str) -> None:
         self.scaler = torch.amp.GradScaler(device)
         self.optimizer = torch.optim.SGD(parameters)
-        self.optimizer.step = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        self.optimizer.step = lambda *args, **kwargs: None
         self.scaler.scale(torch.ones((), device=device))
 
     def __call__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from calibrate.host_calls import CLASSES, WIDTH, Tensors
 from calibrate.host_timing import OperatorTimes, Seen, Work, autocast, record, synchronize, timed
@@ -152,13 +152,14 @@ def module_records(device: str, known: dict[str, HostRecord]) -> dict[str, HostR
     linear, norm = nn.Linear(WIDTH, WIDTH, device=device), nn.LayerNorm(WIDTH, device=device)
     table, dropout = nn.Embedding(CLASSES, WIDTH, device=device), nn.Dropout(0.1)
     pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-        (lambda: linear(x), lambda: F.linear(x, linear.weight, linear.bias)),
-        (lambda: norm(x), lambda: F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)),
-        (lambda: table(indices), lambda: F.embedding(indices, table.weight)),
-        (lambda: dropout(x), lambda: F.dropout(x, 0.1, True)),
+        (lambda: linear(x), lambda: functional.linear(x, linear.weight, linear.bias)),
+        (lambda: norm(x), lambda: functional.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)),
+        (lambda: table(indices), lambda: functional.embedding(indices, table.weight)),
+        (lambda: dropout(x), lambda: functional.dropout(x, 0.1, True)),
     ]
     nothing_s, empty_s, autocast_s, *pairs_s = interleaved(
-        [lambda: None, lambda: empty(x), lambda: _enter_autocast(device), *(each for pair in pairs for each in pair)], device
+        [lambda: None, lambda: empty(x), lambda: _enter_autocast(device), *(each for pair in pairs for each in pair)],
+        device,
     )
     medians_s = [statistics.median(seconds) for seconds in pairs_s]
     module = record(empty_s, statistics.median(nothing_s))

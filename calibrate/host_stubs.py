@@ -88,7 +88,9 @@ class Stubs:
         self.renew()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for (_, part), forward in zip(self._parts, self._before, strict=True):
             if forward is None:
                 del part.forward
@@ -141,7 +143,7 @@ def is_chainable(captured: Captured) -> bool:
     given, result = captured.given[0][:1], first_tensor(captured.result)
     if not given or not isinstance(given[0], torch.Tensor) or result is None:
         return False
-    return given[0].shape == result.shape and given[0].dtype == result.dtype
+    return bool(given[0].shape == result.shape and given[0].dtype == result.dtype)
 
 
 def first_tensor(result: Any) -> torch.Tensor | None:
@@ -166,7 +168,7 @@ def chained(parts: list[nn.Module], given: list[Any]) -> Callable[[], list[Any]]
 
 
 def borrowed_leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Leaves below these that are no parameters: results of stubs and arguments, which a step would differentiate on."""
+    """Leaves below these that are no parameters: results of stubs, and arguments."""
     found: list[torch.Tensor] = []
     pending = [root.grad_fn for root in roots]
     known = set(pending)

@@ -1,8 +1,8 @@
 """The stopwatch of the host clock, and what a function does while it is not being timed.
 
 Host time is the wall time until Python goes on, with the device idle at the start and never more launches in a row than
-its queue takes, so that the host is not held back however slow the kernels are. Each timed call is one of many different
-ones in turn: code run again and again by itself stays in the processor's caches and is up to a third faster than in a step.
+its queue takes, so that the host is not held back however slow the kernels are. Timed code takes turns with other code:
+run again and again by itself it stays in the processor's caches and is up to a third faster than in a step.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def time_backward(roots: list[torch.Tensor], device: str) -> float:
 class Disturbance:
     """Work as a training step has it, between two timed runs of code that a step runs once.
 
-    Timed again and again by itself, such code is 10 to 20 % faster than in a step, whose other parts push it and its data
-    out of the processor's caches.
+    Timed again and again by itself, such code is 10 to 20 % faster than in a step, whose other parts push it and its
+    data out of the processor's caches.
     """
 
     def __init__(self, device: str) -> None:
@@ -121,7 +121,7 @@ class Work:
 
 @dataclass
 class Seen:
-    """What a function did: calls from Python and autograd nodes by name, each with its operators, and operators in neither."""
+    """What a function did: calls from Python and autograd nodes, each with its operators, and operators in neither."""
 
     calls: list[tuple[str, Work]] = field(default_factory=list)
     nodes: list[tuple[str, Work]] = field(default_factory=list)

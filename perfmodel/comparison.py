@@ -59,5 +59,9 @@ def _pair(measurement: Measurement, where: str, profile_name: str | None, allow_
     scenario = parse_scenario(measurement.scenario, where)
     with naming(where):
         profile = load_profile(find_profile(profile_name or scenario.hardware.profile))
-        exact, without = (predict(scenario, profile, exact=exact, allow_import=allow_import) for exact in (True, False))
-    return Pair(measurement, exact, without)
+        prediction = predict(scenario, profile, allow_import=allow_import)
+    try:
+        without = predict(scenario, profile, exact=False, allow_import=allow_import)
+    except PerfModelError:  # an operator that no curve covers; the card counts these
+        without = None
+    return Pair(measurement, prediction, without)

@@ -131,10 +131,10 @@ def test_compare_prints_or_writes_the_card(asked: Asked, folder: Path) -> None:
     write_measurement(Path("results/toy.json"))
     assert run("compare", "results").stdout.startswith("# Accuracy\n")
     result = run("compare", "results", "--output", "A.md", "--plot", "p")
-    assert result.stdout == "1 cases: step time off by 3.80% in the median, 3.80% in the mean, -3.80% at worst (toy)\n"
+    assert result.stdout == "1 case: step time off by 3.80% in the median, 3.80% in the mean, -3.80% at worst (toy)\n"
     assert result.stderr.splitlines()[-2:] == ["wrote A.md", "wrote A.json"]
     assert run("compare", "results", "--check", "A.json").exit_code == 0
-    assert [options["exact"] for _, _, options in asked] == [True, False] * 3
+    assert [options.get("exact", True) for _, _, options in asked] == [True, False] * 3
 
 
 def test_compare_with_another_profile(asked: Asked, folder: Path) -> None:

@@ -1,16 +1,17 @@
 """The host clock: how long Python and the dispatcher take to enqueue each operator, from host keys of a profile.
 
-A host key is text under which :class:`~perfmodel.hardware.profile.HostRecord` keeps seconds, each from a microbenchmark:
+A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecord` keeps what a microbenchmark found:
 
     call linear(addmm) amp          one call from Python, with the operators it launches
     node AddmmBackward0(mm,mm,sum)  one autograd node, with the operators it launches
     launch, view, cast              one operator more inside a call; ``node launch``, ``node view`` inside a node
-    call, node, module, glue        a call without operators, the engine's part of a node, nn.Module.__call__, Python between calls
+    call, node                      what a call costs without its operators, and a node
+    module, glue                    nn.Module.__call__, and the Python of a module around each call
     forward GPT2Block 5f3a9c01      a module, run alone, whose calls have that digest; also ``backward``
-    forward-own GPT2Model 0b1c2d3e  what a module runs itself, its submodules replaced by their results; also ``backward-own``
+    forward-own GPT2Model 0b1c2d3e  its own calls, its submodules replaced by their results; also ``backward-own``
     optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
     zero_grad, clip, scaler         likewise
-    backward, autocast              Tensor.backward() until the first node and after the last; entering and leaving autocast
+    backward, autocast              Tensor.backward() around its nodes; entering and leaving autocast
 
 `` amp`` ends a key measured under autocast, `` no-grad`` one measured without recording for backward. On a CPU, where
 operator times contain their dispatch, every key holds what comes on top of its operators.
@@ -38,8 +39,7 @@ def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray
     """Host seconds that pass before each instruction of the steady step since the one before.
 
     Every call, module and autograd node has a cost of its own; where the profile has measured the module around them
-    alone, they are scaled so that together they cost what it cost. What follows the last launch of a phase is on its last
-    instruction.
+    alone, they are scaled so that together they cost what it cost. Optimizer, clipping and zero_grad are spread evenly.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def _distance(known: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, int
 
 def _event_seconds(structure: Structure, costs: _Costs) -> np.ndarray:
     """Of forward and backward: things by their own records, scaled to the modules measured alone."""
-    thing_s = np.array([*map(costs.thing, structure.things), 0.0])
+    thing_s = np.maximum([*map(costs.thing, structure.things), 0.0], 0.0)
     event_s: np.ndarray = thing_s[structure.thing] * structure.share
     if structure.pieces:
         _scale_forward(event_s, structure, costs)

@@ -29,8 +29,8 @@ _CALL_IN, _CALL_OUT, _NODE = int(EventKind.CALL_ENTER), int(EventKind.CALL_EXIT)
 class Thing(NamedTuple):
     """Something that costs host time whenever it occurs.
 
-    kind: call, node, module, or op (an operator outside any call and node). operators: base names of what it launches, in
-    order. views: operators in it that launch nothing.
+    kind: call, node, module, or op (an operator outside any call and node). operators: base names of what it launches,
+    in order. views: operators in it that launch nothing.
     """
 
     kind: Literal["call", "node", "module", "op"]
@@ -42,7 +42,8 @@ class Thing(NamedTuple):
 class Piece(NamedTuple):
     """A module that runs as a whole (unit), or what a container, or the step around the model, runs itself (own).
 
-    module: index into the trace's modules, -1 for the step. first: its first event.
+    module: index into the trace's modules, -1 for the step. segment: index into the step's segments. first: its first
+    event.
     """
 
     kind: Literal["unit", "own"]
@@ -61,15 +62,14 @@ class Piece(NamedTuple):
 class Structure:
     """Columns with one entry an event of the steady step, and what they point into.
 
-    thing, share: the thing (-1: none) whose host time passes before this event, and how much of it. piece: the piece of a
-    forward segment the event is part of, else -1. segment: index into the step's segments, -1 outside.
+    thing, share: the thing (-1: none) whose host time passes before this event, and how much of it. piece: the piece of
+    a forward segment that the event is part of, else -1.
     """
 
     segments: tuple[Segment, ...]
     thing: np.ndarray
     share: np.ndarray
     piece: np.ndarray
-    segment: np.ndarray
     things: tuple[Thing, ...]
     pieces: tuple[Piece, ...]
 
@@ -122,15 +122,18 @@ class _Finder:
         self.names = [operation.base_name for operation in trace.operations]
 
     def find(self) -> Structure:
-        segment = np.full(len(self.kind), -1, dtype=np.int64)
         for index, part in enumerate(self.trace.steady.segments):
-            segment[part.start : part.stop] = index
             if part.phase in ("forward", "backward"):
                 root = self._walk(part)
-                if part.phase == "forward":
+                if part.phase == "forward" and part.start < part.stop:
                     self._cut(root, index)
         return Structure(
-            self.trace.steady.segments, self.thing, self.share, self.piece, segment, tuple(self.things), tuple(self.pieces)
+            self.trace.steady.segments,
+            self.thing,
+            self.share,
+            self.piece,
+            tuple(self.things),
+            tuple(self.pieces),
         )
 
     def _number(self, thing: Thing) -> int:
@@ -219,21 +222,19 @@ class _Finder:
     def _note_loose(self, event: int) -> str:
         launching, names = self._split([event])
         self._put(event, self._number(Thing("op", "", names, 1 - len(launching))), 1.0)
-        return self.names[self.a[event]]
+        return str(self.names[self.a[event]])
 
     def _cut(self, root: _Frame, segment: int) -> None:
         """Give every event of a forward segment to a unit, to a container's own part, or to the step's."""
         self._own(root, segment)
-        models = root.children
-        pending = list(models)
-        for model in models:
+        for model in root.children:
             self._own(model, segment)
-        pending = [child for model in models for child in model.children]
+        pending = [child for model in root.children for child in model.children]
         while pending:
-            frame = pending.pop()
+            frame = pending.pop(0)
             if frame.calls > UNIT_CALLS:
                 self._own(frame, segment)
-                pending += frame.children
+                pending = frame.children + pending
             else:
                 self._claim("unit", frame, frame.digest, segment)
 

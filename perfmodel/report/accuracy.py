@@ -37,11 +37,14 @@ WITHOUT_EXACT_KEYS = "step_without_exact_keys"
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement with what was predicted for it, with and without kernel times measured for scenarios."""
+    """One measurement with what was predicted for it, with and without kernel times measured for scenarios.
+
+    without_exact_keys: None where the general grid does not cover all its operators.
+    """
 
     measurement: Measurement
     prediction: Prediction
-    without_exact_keys: Prediction
+    without_exact_keys: Prediction | None
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ def accuracy_card(pairs: Iterable[Pair]) -> Card:
 def _case(pair: Pair) -> Case:
     measurement, prediction = pair.measurement, pair.prediction
     predicted = _predicted(prediction)
-    predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
+    if pair.without_exact_keys is not None:
+        predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
     measured = _measured(measurement)
     measured[WITHOUT_EXACT_KEYS] = measured["step"]
     low_s, high_s = prediction.interval_s

@@ -54,7 +54,8 @@ def summary_line(card: Card) -> str:
     found = card.statistics("step", split=split)
     if found is None:
         return "no case"
-    cases = f"{found.cases} {split} cases" if split else f"{found.cases} cases"
+    noun = "case" if found.cases == 1 else "cases"
+    cases = f"{found.cases} {split} {noun}" if split else f"{found.cases} {noun}"
     return (
         f"{cases}: step time off by {found.median:.2%} in the median, {found.mean:.2%} in the mean, "
         f"{found.worst:+.2%} at worst ({found.worst_case})"
@@ -84,6 +85,8 @@ def _percent(text: str) -> str:
 
 
 def _section(card: Card, quantity: str, title: str, remark: str) -> str:
+    if quantity == WITHOUT_EXACT_KEYS:
+        remark += _not_covered(card)
     rows = [(split, card.statistics(quantity, split=split)) for split in ("held-out", "tuning")]
     rows.append(("all", card.statistics(quantity)))
     rows += [(f"class {group}", card.statistics(quantity, group)) for group in card.groups]
@@ -92,6 +95,11 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
         return ""
     head = ("", "cases", "mean", "median", "p95", "worst", "worst case", "bias")
     return "\n\n".join(part for part in (f"## {title}", remark, _table(head, cells)) if part)
+
+
+def _not_covered(card: Card) -> str:
+    count = sum(WITHOUT_EXACT_KEYS not in case.predicted for case in card.cases)
+    return f" {count} cases have operators that no curve covers, and are left out." if count else ""
 
 
 def _statistics_cells(name: str, found: Statistics) -> list[str]:

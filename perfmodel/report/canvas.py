@@ -20,7 +20,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 15,
-    "figure.titlesize": 15,
+    "figure.titlesize": 14,
     "figure.titleweight": "bold",
 }
 DOTS_PER_INCH = 120

@@ -41,13 +41,15 @@ class DiffRow:
 @dataclass(frozen=True)
 class Diff:
     """kinds: largest difference first, the last row being the time in which the device waits. operators: the same by
-    operator name. Both sum up to predicted_step_s - measured_step_s.
+    operator name. Both sum up to predicted_step_s - measured_step_s. on_device: whether the trace has kernels of a
+    device, or a CPU's operators.
     """
 
     predicted_step_s: float
     measured_step_s: float
     kinds: tuple[DiffRow, ...]
     operators: tuple[DiffRow, ...]
+    on_device: bool
 
     @property
     def difference_s(self) -> float:
@@ -84,7 +86,8 @@ def diff_with_trace(prediction: Prediction, path: Path) -> Diff:
         predicted_s=prediction.step_time_s - sum(row.predicted_s for row in by_kind),
         measured_s=measured.step_s - sum(row.measured_s for row in by_kind),
     )
-    return Diff(prediction.step_time_s, measured.step_s, (*by_kind, waiting), (*by_name, waiting))
+    rows = ((*by_kind, waiting), (*by_name, waiting))
+    return Diff(prediction.step_time_s, measured.step_s, *rows, on_device=measured.on_device)
 
 
 def _predicted_operators(prediction: Prediction) -> list[_PredictedOperator]:

@@ -12,6 +12,8 @@ from perfmodel.report.diff import Diff, DiffRow
 from perfmodel.units import format_seconds
 
 TOP_OPERATORS = 12
+ON_DEVICE = "The profiler slows the host: waiting times in the trace are too long, kernel times hold."
+ON_CPU = "The profiler slows every operator on a CPU: compare shares, not times."
 
 
 def diff_report(diff: Diff) -> RenderableType:
@@ -24,36 +26,31 @@ def diff_report(diff: Diff) -> RenderableType:
     )
     return Group(
         head,
-        _table("by class of kernel", tuple(_worded(row) for row in diff.kinds), diff),
-        _table("by operator", diff.operators[:TOP_OPERATORS], diff),
-        Text(
-            "The profiler slows the host down, so waiting times in the trace are too long; kernel times hold.",
-            style="dim",
-        ),
+        Text("\nby class of kernel", style="bold"),
+        _table(tuple(_worded(row) for row in diff.kinds), diff),
+        Text("\nby operator", style="bold"),
+        _table(diff.operators[:TOP_OPERATORS], diff),
+        Text(f"\n{ON_DEVICE if diff.on_device else ON_CPU}", style="dim"),
     )
 
 
-def _table(title: str, rows: tuple[DiffRow, ...], diff: Diff) -> Table:
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), title=f"\n{title}", title_justify="left", title_style="bold"
-    )
-    table.add_column("", header_style="cyan")
-    for name in (
-        "predicted",
-        "in the trace",
-        "difference",
-        "of the step",
-        "matched",
-        "only predicted",
-        "only in the trace",
-    ):
+def _table(rows: tuple[DiffRow, ...], diff: Diff) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for name in ("predicted", "trace", "difference", "of step", "matched"):
         table.add_column(name, justify="right", no_wrap=True, header_style="cyan")
+    table.add_column("unmatched", header_style="cyan")
     for row in rows:
         share = f"{row.difference_s / diff.measured_step_s:+.2%}".replace("%", " %")
         times = (format_seconds(row.predicted_s), format_seconds(row.measured_s), _signed(row.difference_s), share)
-        counts = (str(count) if count else "" for count in (row.matched, row.only_predicted, row.only_measured))
-        table.add_row(row.name, *times, *counts)
+        table.add_row(row.name, *times, str(row.matched) if row.matched else "", _unmatched(row))
     return table
+
+
+def _unmatched(row: DiffRow) -> str:
+    """Calls that only one side has."""
+    sides = ((row.only_predicted, "predicted"), (row.only_measured, "in the trace"))
+    return ", ".join(f"{count} {side}" for count, side in sides if count)
 
 
 def _worded(row: DiffRow) -> DiffRow:

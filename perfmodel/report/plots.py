@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure
 from perfmodel.report.operators import seconds_by_kind, use_by_operation
-from perfmodel.report.text import LEAST_SHARE, PARTS, describe
+from perfmodel.report.text import LEAST_SHARE, describe, parts_of
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.units import GIB, MS, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_KINDS = 7  # named in a legend; the rest is "other"
-LEAST_LABELLED = 0.1  # of the step; a shorter phase has no room for its name
+WHOLE_NAME = 0.1  # of the step; a shorter phase has room for its initial only,
+INITIAL = 0.015  # and a still shorter one for nothing
 LEAST_INTENSITY = 1e-3  # FLOP a byte; below it a kernel only moves data
 MEMORY_COLOURS = {
     StorageKind.PARAMETER: "#4477AA",
@@ -34,7 +35,7 @@ MEMORY_COLOURS = {
 
 def save_plots(prediction: Prediction, directory: Path) -> list[Path]:
     """Write timeline.png, where-the-time-goes.png, roofline.png and (where it is predicted) memory.png."""
-    title = f"{prediction.scenario.name} on {prediction.profile.name}: {describe(prediction.scenario)}"
+    title = f"{prediction.scenario.name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
     saved = [
         save_figure(directory / "timeline.png", title, (13, 5.5), [lambda ax: plot_timeline(prediction, ax)]),
         save_figure(
@@ -91,8 +92,9 @@ def _phase_row(ax: Axes, row: int, prediction: Prediction) -> None:
         ax.broken_barh(
             [(span.start_s / MS, span.duration_s / MS)], (row - 0.25, 0.5), facecolors=shades[span.phase], alpha=0.35
         )
-        if span.duration_s > LEAST_LABELLED * total_s:
-            ax.text((span.start_s + span.end_s) / 2 / MS, row, span.phase, ha="center", va="center")
+        label = span.phase if span.duration_s > WHOLE_NAME * total_s else span.phase[0].upper()
+        if span.duration_s > INITIAL * total_s:
+            ax.text((span.start_s + span.end_s) / 2 / MS, row, label, ha="center", va="center")
 
 
 def _colours_by_kind(prediction: Prediction) -> dict[str, str]:
@@ -121,7 +123,7 @@ def plot_breakdown(prediction: Prediction, ax: Axes | None = None) -> Axes:
     """The parts of the step, which add up to it."""
     parts = {
         label: prediction.breakdown[part]
-        for part, label in PARTS.items()
+        for part, label in parts_of(prediction).items()
         if prediction.breakdown[part] >= LEAST_SHARE * prediction.step_time_s
     }
     return _horizontal_bars(ax, parts, prediction.step_time_s, [COLOURS[0]] * len(parts), "where the step's time goes")
@@ -231,7 +233,8 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     labels = [_words(kind.name.lower()) for kind in kinds]
     colours = [MEMORY_COLOURS[kind] for kind in kinds]
     if kinds:
-        ax.stackplot(x, held, labels=labels, colors=colours, step="post", linewidth=0)
+        for layer in ax.stackplot(x, held, labels=labels, colors=colours, step="post", linewidth=0.8):
+            layer.set_edgecolor("face")  # a peak of one operator is narrower than a pixel
     ax.step(x, memory.reserved_bytes / GIB, where="post", color="black", linestyle="--", label="reserved")
     peak = int(np.argmax(memory.allocated_bytes))
     ax.plot(x[peak], memory.allocated_bytes[peak] / GIB, "o", color="black", markersize=7)

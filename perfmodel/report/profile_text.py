@@ -13,6 +13,7 @@ from perfmodel.hardware.profile import Profile
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
 
 MOST_UNSTABLE = 10
+CURVES = "\nfitted curves: error at each grid point when it is predicted from the others"
 
 
 def profile_report(profile: Profile) -> RenderableType:
@@ -22,8 +23,8 @@ def profile_report(profile: Profile) -> RenderableType:
         _machine(profile),
     ]
     if profile.curves:
-        parts.append(_curves(profile))
-    parts.append(Text(_unstable(profile)))
+        parts += [Text(CURVES, style="bold"), _curves(profile)]
+    parts.append(Text(_unstable(profile), no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 
@@ -62,12 +63,11 @@ def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
 
 
 def _curves(profile: Profile) -> Table:
-    title = "\nfitted curves: error at each grid point when it is predicted from the others"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
-    for name in ("curve", "form", "points", "median", "p90", "worst", "bias"):
-        table.add_column(
-            name, justify="left" if name in ("curve", "form") else "right", header_style="cyan", no_wrap=True
-        )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("curve", "form"):
+        table.add_column(name, header_style="cyan")
+    for name in ("points", "median", "p90", "worst", "bias"):
+        table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
     for name, curve in sorted(profile.curves.items()):
         errors = [curve.leave_one_out.get(measure) for measure in ("median", "p90", "worst", "bias")]
         cells = ["" if error is None else f"{error:.1%}".replace("%", " %") for error in errors]

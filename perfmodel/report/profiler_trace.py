@@ -32,11 +32,12 @@ class RecordedOperator:
 @dataclass(frozen=True)
 class RecordedStep:
     """operators: in the order the device ran them. step_s: to the start of the next step where that was recorded too,
-    else to the end of the last kernel.
+    else to the end of the last kernel. on_device: whether they are kernels of a device, or a CPU's own calls.
     """
 
     operators: tuple[RecordedOperator, ...]
     step_s: float
+    on_device: bool
 
     @property
     def busy_s(self) -> float:
@@ -60,10 +61,12 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
         If the file is not such a trace, or no operator runs in it.
     """
     events = _slices(path)
-    operators = _on_device(events, known) or _on_host(events, known)
+    on_device = _on_device(events, known)
+    operators = on_device or _on_host(events, known)
     if not operators:
         raise PerfModelError(f"{path}: a profiler trace must hold operators that ran (got none). {REMEDY}")
-    return _last_step(operators, _step_starts(events))
+    chosen, step_s = _last_step(operators, _step_starts(events))
+    return RecordedStep(tuple(chosen), step_s, on_device=bool(on_device))
 
 
 def _slices(path: Path) -> list[dict[str, Any]]:
@@ -163,8 +166,8 @@ def _step_starts(events: list[dict[str, Any]]) -> list[float]:
     )
 
 
-def _last_step(placed: list[_Placed], starts_us: list[float]) -> RecordedStep:
-    """The operators of the last step that another follows, or else of the last."""
+def _last_step(placed: list[_Placed], starts_us: list[float]) -> tuple[list[RecordedOperator], float]:
+    """Operators and seconds of the last step that another follows, or else of the last."""
     steps: dict[int, list[RecordedOperator]] = defaultdict(list)
     for found in placed:
         steps[bisect.bisect_right(starts_us, found.launched_us)].append(found.operator)
@@ -173,10 +176,10 @@ def _last_step(placed: list[_Placed], starts_us: list[float]) -> RecordedStep:
     numbers = sorted(steps)
     if len(numbers) > 1:
         chosen, following = steps[numbers[-2]], steps[numbers[-1]]
-        return RecordedStep(tuple(chosen), following[0].start_s - chosen[0].start_s)
+        return chosen, following[0].start_s - chosen[0].start_s
     chosen = steps[numbers[0]]
     end_s = max(operator.start_s + operator.busy_s for operator in chosen)
-    return RecordedStep(tuple(chosen), end_s - chosen[0].start_s)
+    return chosen, end_s - chosen[0].start_s
 
 
 def _of(events: list[dict[str, Any]], categories: set[str]) -> list[dict[str, Any]]:

@@ -60,6 +60,8 @@ def describe(scenario: Scenario) -> str:
     what = model.target or " ".join(part for part in (model.family, model.size) if part)
     tokens = "" if batch.sequence_length is None else f" x {batch.sequence_length} tokens"
     parts = [what, scenario.precision, f"batch {batch.size}{tokens}"]
+    if training.memory_format != "contiguous":
+        parts.append(training.memory_format)
     if scenario.mode == "forward":
         return ", ".join([*parts, "forward only"])
     parts.append(f"{scenario.optimizer.name} {scenario.optimizer.implementation}")
@@ -106,7 +108,7 @@ def _throughput(prediction: Prediction) -> tuple[str, str]:
 def _mfu(prediction: Prediction) -> tuple[str, str]:
     value, peak = mfu(prediction), peak_flops_per_s(prediction)
     if value is None or peak is None:
-        return "unknown", "the profile has no datasheet peak for this precision"
+        return "unknown", "no datasheet peak in the profile"
     return f"{value:.1%}".replace("%", " %"), f"of {format_flops_per_s(peak)}"
 
 
@@ -140,11 +142,17 @@ def _bottleneck(prediction: Prediction) -> Text:
     return Text("bottleneck    ", style="cyan").append(prediction.bottleneck, style="default")
 
 
+def parts_of(prediction: Prediction) -> dict[str, str]:
+    """The parts of the step with what they are called on this device: a CPU is its own host."""
+    on_cpu = prediction.profile.device.kind == "cpu"
+    return PARTS | {"host_bound_s": "between the operators"} if on_cpu else PARTS
+
+
 def _breakdown(prediction: Prediction) -> Table:
     total_s = sum(prediction.breakdown[part] for part in PARTS)
     table = _grid()
     table.add_row(Text("\nwhere the time goes", style="bold"))
-    for part, label in PARTS.items():
+    for part, label in parts_of(prediction).items():
         seconds = prediction.breakdown[part]
         share = seconds / total_s
         if share >= LEAST_SHARE:

@@ -20,14 +20,14 @@ GRID = [(operation, tf32, features_of(operation, GPU, tf32)) for operation, tf32
 # The truth of each curve, from which times are made.
 TRUTHS = {
     "pointwise": MEMORY | {
-        "elements_per_s": 2e12, "elements_per_s [vectorised 4]": 4e12, "elements_per_s [strided 4]": 5e11, "elements_per_s [cast 2]": 1e12,
+        "elements_per_s": 2e12, "elements_per_s [vectorised 4]": 4e12, "elements_per_s [strided 4]": 5e11, "elements_per_s [cast 2]": 1e12, "slowness": 1.0,
     },
     "optimizer foreach": MEMORY | {"launch_s": 1.5e-6, "chunk_s": 4e-7, "slowness": 1.0, "slowness [_foreach_norm 4]": 1.3},
-    "gemm bf16": MEMORY | {
+    "gemm 16-bit": MEMORY | {
         "flops_per_s": 7e14, "small_tile": 25.0, "epilogue_s": 6e-7, "split_s": 1.5e-6, "quantised": 0.6, "layout": 1.0,
-        "layout [TN aligned]": 1.06, "layout [NT odd]": 1.5, "operator": 1.0, "operator [bias]": 1.03,
+        "layout [TN]": 1.06, "alignment": 1.0, "alignment [2]": 2.5, "operator": 1.0, "operator [bias]": 1.03, "precision": 1.0,
     },
-    "attention_forward cudnn bf16": MEMORY | {
+    "attention_forward cudnn 16-bit": MEMORY | {
         "flops_per_s": 6e14, "epilogue_s": 1e-6, "score_s": 2e-11, "quantised": 0.6, "resident": 1.0, "dropout": 1.0,
     },
     "row_forward native_layer_norm": MEMORY | {"elements_per_s": 3e12, "passes": 1.1, "row_s": 2e-8, "row_element_s": 1e-11},

@@ -94,6 +94,11 @@ def test_a_pair_becomes_a_case() -> None:
     assert found.versions == {"gpu": "Toy GPU", "driver": "580", "torch": "2.11"}
 
 
+def test_a_step_that_the_grid_does_not_cover() -> None:
+    (found,) = accuracy_card([replace(pair(measurement()), without_exact_keys=None)]).cases
+    assert found.error("step_without_exact_keys") is None
+
+
 def test_what_was_not_measured_has_no_error() -> None:
     bare = measurement(phases_s={"forward": (12e-6,)}, memory=())
     (found,) = accuracy_card([pair(bare)]).cases

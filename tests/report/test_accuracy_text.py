@@ -82,6 +82,12 @@ def test_whole_card() -> None:
     assert accuracy_markdown(TWO) == WHOLE
 
 
+def test_cases_that_the_grid_does_not_cover_are_counted() -> None:
+    sides = {quantity: {"step": 1.0, "step_without_exact_keys": 1.0} for quantity in ("measured", "predicted")}
+    card = Card((case("covered", "fp32", "tuning", 0.0, **sides), case("not", "fp32", "tuning", 0.0)))
+    assert "1 cases have operators that no curve covers, and are left out." in accuracy_markdown(card)
+
+
 def test_nothing_repeated() -> None:
     assert "No scenario was measured twice." in accuracy_markdown(CARD)
 

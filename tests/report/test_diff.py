@@ -13,24 +13,24 @@ from perfmodel.report.diff_text import diff_report
 from perfmodel.report.text import rendered
 from tests.report.synthetic import prediction
 
-
 WHOLE = """\
 predicted 38 us, in the trace 37 us: +1 us, +2.7 %
 
 by class of kernel
-              predicted  in the trace  difference  of the step  matched  only predicted  only in the trace
-gemm              30 us         30 us       +0 ns      +0.00 %        3
-optimizer          5 us          5 us       +0 ns      +0.00 %        1
-pointwise          2 us          2 us       +0 ns      +0.00 %        1
-device waits       1 us          0 ns       +1 us      +2.70 %
+              predicted  trace  difference  of step  matched  unmatched
+gemm              30 us  30 us       +0 ns  +0.00 %        3
+optimizer          5 us   5 us       +0 ns  +0.00 %        1
+pointwise          2 us   2 us       +0 ns  +0.00 %        1
+device waits       1 us   0 ns       +1 us  +2.70 %
 
 by operator
-               predicted  in the trace  difference  of the step  matched  only predicted  only in the trace
-_foreach_add_       5 us          5 us       +0 ns      +0.00 %        1
-add                 2 us          2 us       +0 ns      +0.00 %        1
-mm                 30 us         30 us       +0 ns      +0.00 %        3
-device waits        1 us          0 ns       +1 us      +2.70 %
-The profiler slows the host down, so waiting times in the trace are too long; kernel times hold.
+               predicted  trace  difference  of step  matched  unmatched
+_foreach_add_       5 us   5 us       +0 ns  +0.00 %        1
+add                 2 us   2 us       +0 ns  +0.00 %        1
+mm                 30 us  30 us       +0 ns  +0.00 %        3
+device waits        1 us   0 ns       +1 us  +2.70 %
+
+The profiler slows the host: waiting times in the trace are too long, kernel times hold.
 """
 
 
@@ -77,3 +77,22 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 def test_text(tmp_path: Path) -> None:
     save_chrome_trace(prediction(), tmp_path / "t.json")
     assert rendered(diff_report(diff_with_trace(prediction(), tmp_path / "t.json"))) == WHOLE
+
+
+def test_unmatched_calls_are_said(tmp_path: Path) -> None:
+    trace = chrome_trace(prediction())
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "cpu_op" and event["args"]["External id"] == 2:
+            event["name"] = "aten::mm"
+    (tmp_path / "t.json").write_text(json.dumps(trace))
+    lines = rendered(diff_report(diff_with_trace(prediction(), tmp_path / "t.json"))).splitlines()
+    assert "gemm              30 us  32 us       -2 us  -5.41 %        3  1 in the trace" in lines
+    assert "pointwise          2 us   0 ns       +2 us  +5.41 %           1 predicted" in lines
+
+
+def test_a_cpu_is_told_apart(tmp_path: Path) -> None:
+    save_chrome_trace(prediction("cpu"), tmp_path / "t.json")
+    diff = diff_with_trace(prediction("cpu"), tmp_path / "t.json")
+    assert not diff.on_device
+    assert [part.matched for part in diff.kinds] == [3, 1, 1, 0]
+    assert rendered(diff_report(diff)).splitlines()[-1].startswith("The profiler slows every operator on a CPU")

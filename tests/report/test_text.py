@@ -48,7 +48,7 @@ def test_narrow_terminal_keeps_the_numbers() -> None:
 
 def test_cpu_says_what_it_does_not_know() -> None:
     lines = rendered(report(prediction("cpu"))).splitlines()
-    assert "MFU           unknown             the profile has no datasheet peak for this precision" in lines
+    assert "MFU           unknown             no datasheet peak in the profile" in lines
     assert "memory        not predicted       on a CPU" in lines
 
 

@@ -222,6 +222,7 @@ def _gemm(operation: Operation, arithmetic: str) -> Told:
         "precision": arithmetic,
     }
     sizes = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
+    sizes["tensor_cores"] = float(arithmetic != "fp32")
     return f"gemm {_unit(arithmetic)}", "gemm", sizes, labels
 
 

@@ -15,17 +15,28 @@ from perfmodel.cost.kernels.forms import (
     transfer_s,
 )  # fmt: skip
 
-# Tiles that libraries choose from (rows, columns of the product) and into how many parts they split the depth.
-TILES = (
-    (256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
-    (128, 32), (32, 128), (64, 32), (32, 64), (64, 16), (16, 64),
-)  # fmt: skip
+# Tiles that libraries choose from (rows, columns of the product) and into how many parts they split the depth. Tensor
+# cores' kernels come in many sizes; the others only in powers of two.
+_SIDES = {"whole": (32, 64, 128, 256), "fine": (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)}
+_LEAST_AREA, _MOST_AREA = 1024, 32768
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def _options(sides: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    pairs = [(rows, columns) for rows in sides for columns in sides if _LEAST_AREA <= rows * columns <= _MOST_AREA]
+    options = [(rows, columns, split) for rows, columns in pairs for split in SPLITS]
+    tile_rows, tile_columns, split = (np.array(option, dtype=np.float64) for option in zip(*options, strict=True))
+    return tile_rows, tile_columns, split
+
+
+OPTIONS = {name: _options(sides) for name, sides in _SIDES.items()}
 SHORTEST_PART = 64  # steps of depth below which no library splits further
 ATTENTION_TILE = 128
 
 
-def tiled_time_s(values: Values, batch: Array, m: Array, n: Array, k: Array, multiprocessors: Array) -> Array:
+def tiled_time_s(
+    values: Values, batch: Array, m: Array, n: Array, k: Array, multiprocessors: Array, fine: bool = True
+) -> Array:
     """The fastest of the known tilings; no memory limit, no start.
 
     t = waves (k/s tm tn 2 (1 + a (1/tm + 1/tn)) / R + e tm tn) + splitting, minimised over tile (tm, tn) and split s.
@@ -34,8 +45,7 @@ def tiled_time_s(values: Values, batch: Array, m: Array, n: Array, k: Array, mul
     several tiles resident at once).
     """
     column = np.newaxis
-    options = [(tm, tn, s) for tm, tn in TILES for s in SPLITS]
-    tm, tn, split = (np.array(option, dtype=np.float64) for option in zip(*options, strict=True))
+    tm, tn, split = OPTIONS["fine" if fine else "whole"]
     tiles = batch[:, column] * np.ceil(m[:, column] / tm) * np.ceil(n[:, column] / tn) * split
     turns = tiles / multiprocessors[:, column]
     whole = np.minimum(values["quantised"], 1.0)[:, column]
@@ -56,7 +66,8 @@ def tiled_time_s(values: Values, batch: Array, m: Array, n: Array, k: Array, mul
 def gemm_time_s(numbers: Numbers, values: Values) -> Array:
     """t = start + softmax(tiled(batch, m, n, k) x layout, transfer(bytes)). See :func:`tiled_time_s`."""
     batch, m, n, k, multiprocessors = (numbers[name] for name in ("batch", "m", "n", "k", "multiprocessors"))
-    computing = tiled_time_s(values, batch, m, n, k, multiprocessors) * values["layout"] * values["operator"]
+    fine = bool(numbers["tensor_cores"][0])
+    computing = tiled_time_s(values, batch, m, n, k, multiprocessors, fine) * values["layout"] * values["operator"]
     computing = computing * values["alignment"] * values["precision"]
     moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
     return np.asarray(values["start_s"] + soft_maximum(computing, moving))
@@ -132,7 +143,7 @@ _TILED = (
     Parameter("flops_per_s", 0.5),
     Parameter("small_tile", 1.0),
     Parameter("epilogue_s", 1.5),
-    Parameter("split_s", 1.0),
+    Parameter("split_s", 1.0, "operator", 1.5),
     Parameter("quantised", 0.5),
 )
 GEMM = Form(

@@ -12,10 +12,11 @@ from perfmodel.workload.trace_file import EventKind, Storage, StorageKind
 
 Emit = Callable[[EventKind, int, int], None]
 
-# Where an operator allocates its outputs in another order than it returns them: output indices in order of allocation.
+# Where an operator allocates its outputs in another order than it returns them: indices of what it returns, in order of
+# allocation.
 ALLOCATION_ORDER: dict[str, tuple[int, ...]] = {
     "native_dropout": (1, 0),
-    "_scaled_dot_product_cudnn_attention": (2, 3, 0, 1),
+    "_scaled_dot_product_cudnn_attention": (6, 7, 0, 1),
 }
 
 

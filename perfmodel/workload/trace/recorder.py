@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
         self._traits: dict[Any, _Traits] = {}
         self._place: str | None = None
         self._engine_accumulates = False
+        self._uses_by_one_owner: int | None = None
         self._node = -1
         self.is_dispatching = False
         self._reset()
@@ -152,8 +153,9 @@ class Recorder(TorchDispatchMode):
 
     def node_starts(self, name: str) -> None:
         self._engine_accumulates = False
-        self._node = self.nodes.add(name)
-        self._emit(EventKind.NODE, self._node)
+        if self.is_recording:
+            self._node = self.nodes.add(name)
+            self._emit(EventKind.NODE, self._node)
 
     def node_ends(self) -> None:
         self._engine_accumulates = True
@@ -167,6 +169,12 @@ class Recorder(TorchDispatchMode):
             return f"its {self.phase} phase"
         name, kind = self.modules[self._module_stack[-1]]
         return f"{name or 'the model'} ({kind})"
+
+    def learn_reference_counts(self) -> None:
+        """See how often a gradient is referenced here that only the engine holds: let it sum two such gradients."""
+        leaf = torch.zeros(1, device="cuda", requires_grad=True)
+        made = [leaf.tanh(), leaf.sigmoid()]
+        torch.autograd.backward(made, [torch.ones_like(tensor) for tensor in made])
 
     # Operators
 
@@ -186,6 +194,8 @@ class Recorder(TorchDispatchMode):
         if traits is None:
             traits = self._traits[func] = _Traits(func)
         if not (traits.is_recorded and self.is_recording):
+            if self._uses_by_one_owner is None and func is aten.add.Tensor:
+                self._uses_by_one_owner = args[0]._use_count()
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._run_read(traits, args)
@@ -228,6 +238,7 @@ class Recorder(TorchDispatchMode):
             and first.dtype == second.dtype
             and is_dense(first)
             and has_one_owner(first)
+            and first._use_count() == self._uses_by_one_owner
         )
 
     def _record(self, traits: _Traits, args: Any, kwargs: dict[str, Any], result: Any) -> None:

@@ -80,6 +80,7 @@ def _trace(
         stack.enter_context(modules_reported(module, recorder))
         stack.enter_context(nodes_reported(recorder, illusion))
         stack.enter_context(gradients_reported(list(module.parameters()), recorder, ledger))
+        recorder.learn_reference_counts()
         for _ in range(steps):
             step.run(recorder.begin_segment)
             _mark_optimizer_states(optimizer, recorder)

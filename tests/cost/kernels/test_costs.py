@@ -20,7 +20,7 @@ DEVICE = Device(
 POINTWISE = CurveRecord(
     form="pointwise",
     parameters={
-        "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "elements_per_s": 1e15,
+        "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "elements_per_s": 1e15, "slowness": 1.0,
     },
     leave_one_out={"p90": 0.0329},
 )  # fmt: skip

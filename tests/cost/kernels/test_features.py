@@ -41,23 +41,19 @@ def test_memory_paths():
     assert memory_path(calls.binary("mul.Tensor", X, X._replace(stride=(128, 1, 0)))) == "strided"
 
 
-def test_gemm_labels():
-    assert _labels(calls.mm("bfloat16", 512, 768, 768, "NT")) == (
-        "gemm bf16",
-        {"layout": "NT aligned", "operator": "plain"},
-    )
-    assert _labels(calls.mm("bfloat16", 768, 50257, 512, "TN")) == (
-        "gemm bf16",
-        {"layout": "TN odd", "operator": "plain"},
-    )
-    assert _labels(calls.addmm("float32", 8, 16, 32), tf32=True) == (
-        "gemm tf32",
-        {"layout": "NT aligned", "operator": "bias"},
-    )
-    assert _labels(calls.bmm("float32", 48, 128, 64, 128, "TN")) == (
-        "gemm fp32",
-        {"layout": "TN aligned", "operator": "batched"},
-    )
+@pytest.mark.parametrize(
+    ("operation", "tf32", "expected"),
+    [
+        (calls.mm("bfloat16", 512, 768, 768, "NT"), False, ("gemm 16-bit", "NT", "16", "plain", "bf16")),
+        (calls.mm("float16", 768, 50257, 512, "TN"), False, ("gemm 16-bit", "TN", "2", "plain", "fp16")),
+        (calls.mm("bfloat16", 30522, 768, 512, "TN"), False, ("gemm 16-bit", "TN", "4", "plain", "bf16")),
+        (calls.addmm("float32", 8, 16, 32), True, ("gemm tf32", "NT", "16", "bias", "tf32")),
+        (calls.bmm("float32", 48, 128, 64, 128, "TN"), False, ("gemm fp32", "TN", "16", "batched", "fp32")),
+    ],
+)
+def test_gemm_labels(operation, tf32, expected):
+    curve, labels = _labels(operation, tf32)
+    assert (curve, *(labels[name] for name in ("layout", "alignment", "operator", "precision"))) == expected
 
 
 def test_row_lengths():

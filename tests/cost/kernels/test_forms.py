@@ -25,14 +25,14 @@ def test_transfer_is_at_cache_speed_when_it_fits_and_memory_speed_when_not():
 
 
 def test_a_pointwise_kernel_is_start_plus_the_slower_limit():
-    calls = Calls({"bytes": np.array([4e9, 8.0]), "elements": np.array([1.0, 1e9])}, {"path": ["a", "b"]})
-    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11}
+    calls = Calls({"bytes": np.array([4e9, 8.0]), "elements": np.array([1.0, 1e9])}, {"path": ["a", "b"], "operator": ["x", "x"]})
+    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11, "slowness": 1.0}
     assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3, 2e-6 + 1e-2], rel=1e-3)
 
 
 def test_an_unseen_label_gets_the_general_value():
-    calls = Calls({"bytes": np.array([8.0]), "elements": np.array([1e9])}, {"path": ["unseen"]})
-    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11}
+    calls = Calls({"bytes": np.array([8.0]), "elements": np.array([1e9])}, {"path": ["unseen"], "operator": ["x"]})
+    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11, "slowness": 1.0}
     assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3], rel=1e-3)
 
 
@@ -72,7 +72,7 @@ def _number(name):
         "multiprocessors": 132.0, "cache_bytes": 6e7, "bytes": 1e7, "elements": 1e6, "flops": 1e9, "rows": 1000.0, "length": 1000.0,
         "tokens": 1000.0, "table_bytes": 1e6, "launches": 1.0, "chunks": 10.0, "batch": 1.0, "m": 512.0, "n": 512.0, "k": 512.0,
         "sequences": 48.0, "queries": 256.0, "keys": 256.0, "head_size": 64.0, "causal": 0.0, "flops_per_score": 256.0,
-        "channels": 64.0, "out_channels": 64.0, "window": 9.0,
+        "channels": 64.0, "out_channels": 64.0, "window": 9.0, "tensor_cores": 1.0,
     }  # fmt: skip
     return values.get(name, 512.0)
 
@@ -128,6 +128,7 @@ _ALL_NUMBERS = [
     "causal",
     "flops_per_score",
     "channels",
+    "tensor_cores",
     "out_channels",
     "window",
 ]

@@ -28,7 +28,7 @@ class Layer(nn.Module):
 
     def __init__(self, layer):
         super().__init__()
-        self.layer = eval(layer, {"nn": nn})
+        self.layer = eval(layer, {"nn": nn, "torch": torch})
 
     def forward(self, x):
         return self.layer(x)
@@ -220,5 +220,6 @@ def sums_in_backward(x, weight):
 
 
 def sums_shared_in_backward(x, weight):
+    runs_last = x * weight[1]
     y = x * weight[0]
-    return y + y.tanh()
+    return y + y.tanh() + runs_last

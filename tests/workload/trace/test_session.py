@@ -106,7 +106,8 @@ def test_every_traced_allocation_was_recorded(name, which, step):
     assert mine - Counter(recorded_requests(recorded(name), step)) == Counter()
 
 
-@pytest.mark.parametrize("name", ["gpt2-2layer-fp32", "llama-2layer-bf16", "vgg16-fp32"])
+# Where weights are cast, the cache of casts is freed in the order of a hash table: that order is no part of a trace.
+@pytest.mark.parametrize("name", ["gpt-small2-fp32", "gpt2-2layer-fp32", "llama-2layer-bf16", "vgg16-fp32"])
 @pytest.mark.parametrize(("which", "step"), [("first", 0), ("steady", 3)])
 def test_allocations_and_frees_come_in_the_recorded_order(name, which, step):
     remaining = iter(recorded_requests(recorded(name), step))
@@ -132,6 +133,15 @@ def test_tables_hold_what_events_point_at():
         used = trace.steady.a[trace.steady.kind == kind]
         assert np.all((used >= 0) & (used < len(table)))
     assert len(set(trace.operations)) == len(trace.operations)
+
+
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_segments_cover_every_event(mode):
+    trace = trace_of(mode=mode)
+    for events in (trace.first, trace.steady):
+        edges = [0, *(segment.stop for segment in events.segments)]
+        assert [segment.start for segment in events.segments] == edges[:-1]
+        assert edges[-1] == len(events.kind)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])

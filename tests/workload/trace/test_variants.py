@@ -22,7 +22,14 @@ def test_every_traced_request_for_memory_was_recorded(name):
 
 
 # Steps in which no operator allocates within itself, or whose requests can be told apart: the order is exact.
-IN_ORDER = ["forward", "forward-resnet", "resnet-fp32", "resnet-bf16", "llama-eager-fp16", "bert-fp32"]
+IN_ORDER = [
+    "forward-resnet",
+    "resnet-fp16-channels-last",
+    "resnet-fp32",
+    "resnet-bf16",
+    "llama-eager-fp16",
+    "bert-fp32",
+]
 
 
 @pytest.mark.parametrize("name", IN_ORDER)

@@ -1,0 +1,305 @@
+"""Host costs of hand-made steps, in closed form. Times are whole microseconds for legibility."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.host import call_key, host_costs, key_flags, list_key, node_key, optimizer_prefix, piece_key
+from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
+from perfmodel.hardware.profile import Device, HostRecord, Profile
+from perfmodel.program.program import Program, single_device_program
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Trace
+
+US = 1e-6
+OPERATIONS = ("view", "mm", "_to_copy", "add", "mul", "sum")
+CALLS = ("linear", "Tensor.add", "mystery")
+NODES = ("MmBackward0", "torch::autograd::AccumulateGrad", "MysteryBackward0")
+MODULES = (("", "Model"), ("blocks.0", "Block"), ("blocks.1", "Block"), ("head", "Head"))
+
+Events = list[tuple[EventKind, int]]
+
+
+def op(name: str) -> tuple[EventKind, int]:
+    return EventKind.OP, OPERATIONS.index(name)
+
+
+def call(name: str, *operators: str) -> Events:
+    number = CALLS.index(name)
+    return [(EventKind.CALL_ENTER, number), *map(op, operators), (EventKind.CALL_EXIT, number)]
+
+
+def node(name: str, *operators: str) -> Events:
+    return [(EventKind.NODE, NODES.index(name)), *map(op, operators)]
+
+
+def module(number: int, *parts: Events) -> Events:
+    inside = [event for part in parts for event in part]
+    return [(EventKind.MODULE_ENTER, number), *inside, (EventKind.MODULE_EXIT, number)]
+
+
+def program_of(
+    *phases: tuple[str, int, Events], accumulation: int = 1, parameters: int = 0, **workload: object
+) -> Program:
+    events: Events = []
+    segments = []
+    for phase, micro_batch, part in phases:
+        segments.append(Segment(phase, micro_batch, len(events), len(events) + len(part)))
+        events += part
+    kind, a = (np.array([event[column] for event in events], dtype=np.int64) for column in (0, 1))
+    step = StepEvents(kind=kind, a=a, b=np.zeros_like(a), segments=tuple(segments))
+    operations = tuple(Operation(f"aten.{name}.default", runs_on_device=name != "view") for name in OPERATIONS)
+    spec = TensorSpec.parse("float32[4]")
+    trace = Trace(
+        workload={"mode": "train", **workload},
+        provenance={},
+        operations=operations,
+        modules=MODULES,
+        calls=CALLS,
+        nodes=NODES,
+        parameters=tuple(Parameter(f"p{i}", spec, i) for i in range(parameters)),
+        persistent=(),
+        first=step,
+        steady=step,
+    )
+    return single_device_program(trace, accumulation)
+
+
+def profile_of(records_us: dict[str, float]) -> Profile:
+    host = {key: HostRecord(time_s=value * US) for key, value in records_us.items()}
+    return Profile(name="test", device=Device(kind="cuda", name="gpu", memory_bytes=1), host=host)
+
+
+def costs_us(program: Program, records_us: dict[str, float], precision: str = "fp32") -> list[float]:
+    return [round(float(value), 6) for value in host_costs(program, profile_of(records_us), precision) / US]
+
+
+def test_a_call_passes_before_its_launches_and_a_quarter_of_it_after_them() -> None:
+    program = program_of(("forward", 0, call("linear", "view", "mm", "add", "view")))
+    assert costs_us(program, {"call linear(mm,add)": 14, "glue": 2}) == [0, 0, 6, 6, 0, 4]
+
+
+def test_a_call_that_launches_nothing_passes_at_its_end() -> None:
+    assert costs_us(program_of(("forward", 0, call("linear", "view"))), {"call linear()": 3}) == [0, 0, 3]
+
+
+def test_an_unmeasured_form_of_a_call_costs_the_nearest_one_and_the_operators_between() -> None:
+    records = {"call linear(mm)": 10, "call linear(mm,add)": 13, "cast": 4, "launch": 3}
+    program = program_of(("forward", 0, call("linear", "_to_copy", "_to_copy", "mm")))
+    assert sum(costs_us(program, records)) == pytest.approx(18)
+
+
+def test_a_call_never_costs_less_than_half_its_nearest_form() -> None:
+    program = program_of(("forward", 0, call("linear", "mm")))
+    assert sum(costs_us(program, {"call linear(mm,add,mul)": 10, "launch": 4})) == pytest.approx(5)
+
+
+def test_an_unknown_call_costs_its_operators() -> None:
+    program = program_of(("forward", 0, call("mystery", "view", "mm", "_to_copy")))
+    assert sum(costs_us(program, {"call": 1, "view": 2, "launch": 4, "cast": 8})) == pytest.approx(15)
+
+
+def test_an_operator_outside_any_call_costs_one() -> None:
+    program = program_of(("forward", 0, [op("mm"), op("view")]))
+    assert costs_us(program, {"call": 1, "view": 2, "launch": 4}) == [5, 3]
+
+
+def test_amp_and_no_grad_records_go_before_plain_ones() -> None:
+    records = {"call linear(mm)": 1, "call linear(mm) amp": 2, "call linear(mm) amp no-grad": 3}
+    train, forward = (program_of(("forward", 0, call("linear", "mm")), mode=mode) for mode in ("train", "forward"))
+    totals = [
+        sum(costs_us(program, records, precision)) for program in (train, forward) for precision in ("fp32", "amp-bf16")
+    ]
+    assert totals == pytest.approx([1, 2, 1, 3])
+
+
+def test_nodes_pass_mostly_before_their_launches() -> None:
+    backward = [*node("MmBackward0", "view", "mm", "mm"), *node("torch::autograd::AccumulateGrad")]
+    program = program_of(("backward", 0, backward))
+    records = {"node MmBackward0(mm,mm)": 20, "node AccumulateGrad()": 2, "backward": 5}
+    assert costs_us(program, records) == [11, 0, 7, 7, 2]
+
+
+def test_an_unknown_node_costs_the_engine_and_its_operators() -> None:
+    program = program_of(("backward", 0, node("MysteryBackward0", "view", "mul")))
+    assert sum(costs_us(program, {"node": 1, "node view": 2, "node launch": 4})) == pytest.approx(7)
+
+
+def test_modules_cost_their_call() -> None:
+    assert costs_us(program_of(("forward", 0, module(1))), {"module": 10}) == [6, 4]
+
+
+BLOCK = [*call("linear", "mm"), *call("Tensor.add", "add")]
+
+
+def model(head: Events | None = None) -> Events:
+    """Two equal blocks, a head and a call of the model's own."""
+    return module(
+        0, module(1, BLOCK), module(2, BLOCK), module(3, head or call("linear", "mm")), call("Tensor.add", "add")
+    )
+
+
+def keys_of(program: Program) -> dict[str, str]:
+    """Forward keys by class."""
+    pieces = structure_of(program.trace).pieces
+    return {piece.class_name: piece_key("forward", piece, program.trace.workload, ()) for piece in pieces}
+
+
+ESTIMATES = {"call linear(mm)": 6, "call Tensor.add(add)": 2, "module": 1}
+
+
+def test_without_records_of_modules_the_things_in_them_add_up() -> None:
+    program = program_of(("forward", 0, [*model(), *call("Tensor.add", "add")]))
+    assert sum(costs_us(program, ESTIMATES)) == pytest.approx(2 * 8 + 6 + 2 + 2 + 4)
+
+
+def test_measured_modules_scale_what_is_in_them() -> None:
+    program = program_of(("forward", 0, [*model(), *call("Tensor.add", "add")]))
+    keys = keys_of(program)
+    records = {**ESTIMATES, keys["Block"]: 18, keys["Head"]: 3.5, keys["Model"]: 30, keys["step"]: 40}
+    found = costs_us(program, records)
+    assert found[1:9] == found[9:17]
+    assert sum(found[1:9]) == pytest.approx(18)
+    assert sum(found[17:22]) == pytest.approx(3.5)
+    assert sum(found) == pytest.approx(2 * 18 + 3.5 + 30 + 40)
+
+
+def test_only_the_measured_modules_are_scaled() -> None:
+    program = program_of(("forward", 0, model()))
+    found = costs_us(program, {**ESTIMATES, keys_of(program)["Block"]: 18})
+    assert sum(found) == pytest.approx(2 * 18 + (1 + 6) + (1 + 2))
+
+
+def test_equal_modules_share_a_key_and_others_do_not() -> None:
+    one, other = (
+        program_of(("forward", 0, model(head))) for head in (call("linear", "mm"), call("linear", "mm", "add"))
+    )
+    assert keys_of(one)["Block"] == keys_of(other)["Block"]
+    assert keys_of(one)["Head"] != keys_of(other)["Head"]
+    assert keys_of(one)["Model"] == keys_of(other)["Model"]
+
+
+def test_a_module_of_many_calls_is_a_container() -> None:
+    large = [event for _ in range(UNIT_CALLS) for event in call("linear", "mm")]
+    program = program_of(("forward", 0, module(0, module(1, large, module(3, call("linear", "mm"))))))
+    found = [(piece.class_name, piece.kind) for piece in structure_of(program.trace).pieces]
+    assert found == [("step", "own"), ("Model", "own"), ("Block", "own"), ("Head", "unit")]
+
+
+def test_what_runs_around_the_model_enters_autocast_unless_it_was_measured() -> None:
+    program = program_of(("forward", 0, module(0)))
+    key = keys_of(program)["step"] + " amp"
+    assert costs_us(program, {"autocast": 9}, "amp-bf16") == [9, 0]
+    assert costs_us(program, {"autocast": 9, key: 5}, "amp-bf16") == [5, 0]
+    assert costs_us(program, {"autocast": 9}) == [0, 0]
+
+
+def backward_records(program: Program, micro_batch: int = 0) -> dict[str, float]:
+    """Backward of every piece of a micro-batch: 10 us a block, 1 us the others."""
+    structure = structure_of(program.trace)
+    return {
+        piece_key("backward", piece, program.trace.workload, (), micro_batch > 0): 10
+        if piece.class_name == "Block"
+        else 1
+        for piece in structure.pieces
+    }
+
+
+STEP = (
+    ("forward", 0, model()),
+    ("backward", 0, [*node("MmBackward0", "mm", "mm"), *node("torch::autograd::AccumulateGrad")]),
+)
+
+
+def test_a_backward_costs_what_its_modules_cost_when_all_are_measured() -> None:
+    program = program_of(*STEP)
+    records = {"node MmBackward0(mm,mm)": 6, "node AccumulateGrad()": 2, "backward": 5}
+    all_of_them = {**records, **backward_records(program)}
+    assert costs_us(program, records)[-4:] == pytest.approx([6.8, 2.1, 2.1, 2])
+    expected = [value * 23 / 8 for value in (1.8, 2.1, 2.1, 2)]
+    assert costs_us(program, all_of_them)[-4:] == pytest.approx(expected, rel=1e-5)
+    all_of_them.popitem()
+    assert costs_us(program, all_of_them)[-4:] == pytest.approx([6.8, 2.1, 2.1, 2])
+
+
+def test_later_micro_batches_add_to_gradients_and_repeat() -> None:
+    later = tuple((phase, 1, events) for phase, _, events in STEP)
+    program = program_of(*STEP, *later, accumulation=3)
+    records = {"node": 1, **backward_records(program), **{k: 2 * v for k, v in backward_records(program, 1).items()}}
+    found = np.array(costs_us(program, records))
+    runs = [run.phase + str(run.micro_batch) for run in program.runs]
+    totals = {name: found[program.instructions.run == index].sum() for index, name in enumerate(runs)}
+    assert totals == pytest.approx(
+        {"forward0": 0, "backward0": 23, "forward1": 0, "backward1": 46, "forward2": 0, "backward2": 46}
+    )
+
+
+def test_recomputation_in_backward_costs_its_calls() -> None:
+    recomputed = [*node("MmBackward0"), *module(1, call("linear", "mm")), op("mul")]
+    program = program_of(("backward", 0, recomputed))
+    records = {"node MmBackward0(mul)": 10, "call linear(mm)": 4, "module": 1}
+    assert sum(costs_us(program, records)) == pytest.approx(15)
+
+
+PHASES = (("zero_grad", -1, []), ("forward", 0, call("linear", "mm")), ("clip", -1, [op("sum")]))
+OPTIMIZER = ("optimizer", -1, [op("mul"), op("add"), (EventKind.FREE, 0)])
+
+
+def test_phases_over_parameters_are_spread_over_their_operators() -> None:
+    program = program_of(*PHASES, OPTIMIZER, parameters=10, optimizer={"name": "adamw", "implementation": "foreach"})
+    records = {"zero_grad": 5, "zero_grad parameter": 1, "clip": 2, "clip parameter": 0.5}
+    records |= {"optimizer adamw foreach": 40, "optimizer adamw foreach parameter": 2, "scaler": 20}
+    assert costs_us(program, records) == [15, 0, 0, 7, 30, 30, 0]
+    assert costs_us(program, records, "amp-fp16")[-3:] == [40, 40, 0]
+
+
+def test_a_loop_over_just_these_parameters_goes_before_the_line() -> None:
+    program = program_of(OPTIMIZER, parameters=3, optimizer={"name": "sgd", "momentum": 0.9, "implementation": "fused"})
+    exact = list_key("optimizer sgd-momentum fused", program.trace.parameters)
+    records = {"optimizer sgd-momentum fused": 40, exact: 8}
+    assert costs_us(program, records) == [4, 4, 0]
+
+
+def test_a_phase_without_operators_is_spread_over_its_events() -> None:
+    program = program_of(("zero_grad", -1, [(EventKind.FREE, 0), (EventKind.FREE, 1)]), parameters=2)
+    assert costs_us(program, {"zero_grad": 6}) == [3, 3]
+
+
+def test_nothing_measured_costs_nothing() -> None:
+    assert costs_us(program_of(*STEP), {}) == [0.0] * len(program_of(*STEP).instructions.kind)
+    assert costs_us(program_of(), {}) == []
+
+
+def test_negative_records_cost_nothing() -> None:
+    """On a CPU a key holds what comes on top of its operators, which noise may take below zero."""
+    assert costs_us(program_of(("forward", 0, call("linear", "mm"))), {"call linear(mm)": -3}) == [0, 0, 0]
+
+
+def test_keys_are_legible() -> None:
+    program = program_of(*STEP, training={"activation_checkpointing": {"every": 2}})
+    block = structure_of(program.trace).pieces[2]
+    assert block.kind == "unit"
+    found = [
+        call_key("linear", ("_to_copy", "mm"), ("amp",)),
+        node_key("MmBackward0", ("mm", "mm")),
+        piece_key("backward", block, program.trace.workload, ("amp",), accumulates=True),
+        piece_key("forward", block, {}, ()),
+        optimizer_prefix({"optimizer": {"name": "adamw", "implementation": "for-loop", "momentum": 0.0}}),
+        *key_flags({"mode": "forward"}, "amp-fp16"),
+    ]
+    assert found == [
+        "call linear(_to_copy,mm) amp",
+        "node MmBackward0(mm,mm)",
+        f"backward Block {block.digest} amp accumulate checkpoint-every2",
+        f"forward Block {block.digest}",
+        "optimizer adamw for-loop",
+        "amp",
+        "no-grad",
+    ]
+
+
+def test_the_structure_of_a_trace_is_found_once() -> None:
+    program = program_of(*STEP)
+    assert structure_of(program.trace) is structure_of(program.trace)
+    assert structure_of(program_of(*STEP).trace) is not structure_of(program.trace)

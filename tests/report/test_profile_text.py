@@ -1,0 +1,83 @@
+"""`perfmodel profile show`, whole."""
+
+from __future__ import annotations
+
+from perfmodel.hardware.profile import CurveRecord, Device, HostRecord, KernelRecord, Launch, Profile
+from perfmodel.report.profile_text import profile_report
+from perfmodel.report.text import rendered
+
+PROFILE = Profile(
+    name="toy",
+    gpus=4,
+    provenance={"torch": "2.11", "stages_s": {"grid": 10.5}},
+    device=Device(
+        kind="cuda",
+        name="Toy GPU",
+        memory_bytes=2**30,
+        peak_flops_per_s={"fp32": 67e12},
+        peak_memory_bytes_per_s=4.8e12,
+    ),
+    launch=Launch(latency_s=5e-6, gap_s=1e-6, queue_depth=1024, synchronize_s=2e-5),
+    kernels={
+        "a": KernelRecord(time_s=1.0, origin="grid"),
+        "b": KernelRecord(time_s=1.0),
+        "c": KernelRecord(error="out of memory"),
+    },
+    host={"d": HostRecord(time_s=1.0)},
+    curves={
+        "gemm": CurveRecord(
+            form="tiles",
+            parameters={},
+            points=40,
+            leave_one_out={"median": 0.031, "p90": 0.1, "worst": 0.5, "bias": -0.01},
+        ),
+        "copy": CurveRecord(form="affine", parameters={}),
+    },
+    unstable=tuple(f"key {number}" for number in range(12)),
+)
+WHOLE = """\
+toy: 4 x Toy GPU
+memory                1 GiB
+datasheet bandwidth   4.8 TB/s
+datasheet fp32        67 TFLOP/s
+launch                latency 5 us, gap 1 us, queue 1024, synchronise 20 us
+kernels               1 of the grid, 1 for scenarios, 1 that failed
+host costs            1
+torch                 2.11
+stages_s.grid         10.5
+
+fitted curves: error at each grid point when it is predicted from the others
+curve  form    points  median     p90   worst    bias
+copy   affine       0
+gemm   tiles       40   3.1 %  10.0 %  50.0 %  -1.0 %
+
+12 keys were measured unstable; `perfmodel calibrate --only KEY` repeats one:
+  key 0
+  key 1
+  key 2
+  key 3
+  key 4
+  key 5
+  key 6
+  key 7
+  key 8
+  key 9
+  and 2 more
+"""
+
+
+def test_whole() -> None:
+    assert rendered(profile_report(PROFILE)) == WHOLE
+
+
+def test_datasheet_only() -> None:
+    bare = Profile(name="bare", device=Device(kind="cpu", name="CPU", memory_bytes=512))
+    assert rendered(profile_report(bare)) == (
+        "bare: 1 x CPU\n"
+        "memory       512 B\n"
+        "launch       latency 0 ns, gap 0 ns, queue 1024, synchronise 0 ns\n"
+        "kernels      0 of the grid, 0 for scenarios, 0 that failed\n"
+        "host costs   0\n"
+        "\n"
+        "no key was measured unstable\n"
+    )

@@ -1,0 +1,120 @@
+"""Where traces are found, made and kept."""
+
+import subprocess
+import sys
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.workload import trace_store
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import save_trace
+from perfmodel.workload.trace_store import find_trace, get_trace, trace_name
+
+
+@pytest.fixture
+def scenario():
+    return Scenario(
+        model={"family": "gpt", "size": "tiny"}, batch={"size": 2, "sequence_length": 8}, hardware={"profile": "none"}
+    )
+
+
+@pytest.fixture(autouse=True)
+def empty_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(trace_store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(trace_store, "_remembered", trace_store.OrderedDict())
+    return tmp_path
+
+
+def test_names_tell_workloads_apart_and_nothing_else(scenario):
+    assert trace_name(scenario).startswith("gpt-")
+    assert trace_name(scenario) == trace_name(scenario.model_copy(update={"name": "another"}))
+    assert trace_name(scenario) != trace_name(scenario.model_copy(update={"precision": "amp-bf16"}))
+
+
+def test_a_trace_is_made_once_then_cached_then_remembered(scenario, empty_store, monkeypatch):
+    assert find_trace(scenario) is None
+    made = get_trace(scenario)
+    path = find_trace(scenario)
+    assert path.parent == empty_store / "cache" / "traces"
+    assert path.name.startswith(trace_name(scenario))
+    assert get_trace(scenario) is made
+    trace_store._remembered.clear()
+    monkeypatch.setattr(trace_store, "_make", None)
+    assert get_trace(scenario).operations == made.operations
+
+
+def test_the_cache_names_the_versions_of_torch_and_transformers(scenario):
+    import torch
+    import transformers
+
+    get_trace(scenario)
+    assert find_trace(scenario).name == f"{trace_name(scenario)}-{torch.__version__}-{transformers.__version__}.json.gz"
+
+
+def test_shipped_traces_come_first(scenario, empty_store):
+    made = get_trace(scenario)
+    shipped = empty_store / "shipped" / f"{trace_name(scenario)}.json.gz"
+    save_trace(made, shipped)
+    assert find_trace(scenario) == shipped
+
+
+def test_a_damaged_cache_is_made_again_but_a_damaged_shipped_trace_is_an_error(scenario, empty_store):
+    get_trace(scenario)
+    find_trace(scenario).write_bytes(b"not a trace")
+    trace_store._remembered.clear()
+    assert get_trace(scenario).operations
+    shipped = empty_store / "shipped" / f"{trace_name(scenario)}.json.gz"
+    shipped.parent.mkdir()
+    shipped.write_bytes(b"not a trace")
+    trace_store._remembered.clear()
+    with pytest.raises(PerfModelError, match="must be a whole gzip JSON trace"):
+        get_trace(scenario)
+
+
+def test_targets_are_neither_found_nor_cached(empty_store):
+    target = Scenario(
+        model={
+            "target": "torch.nn:Linear",
+            "arguments": {"in_features": 4, "out_features": 2},
+            "inputs": {
+                "input": {"shape": ["batch", 4]},
+                "labels": {"shape": ["batch"], "dtype": "int64", "high": 2},
+            },
+            "loss": "cross_entropy",
+        },
+        batch={"size": 2},
+        hardware={"profile": "none"},
+    )
+    with pytest.raises(PerfModelError, match="allow-import"):
+        get_trace(target)
+    assert get_trace(target, allow_import=True).operations
+    assert find_trace(target) is None
+    assert not (empty_store / "cache").exists()
+
+
+def test_only_few_traces_are_remembered(scenario, monkeypatch):
+    monkeypatch.setattr(trace_store, "_make", lambda scenario, allow_import: object())
+    for size in range(1, 12):
+        get_trace(scenario.model_copy(update={"batch": scenario.batch.model_copy(update={"size": size})}))
+    assert len(trace_store._remembered) == trace_store.REMEMBERED_TRACES
+
+
+def test_without_torch_the_sentence_says_what_to_install(empty_store):
+    program = """
+import sys
+sys.modules["torch"] = None
+from perfmodel.errors import PerfModelError
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_store import get_trace
+scenario = Scenario(name="mine", model={"family": "gpt", "size": "tiny"}, batch={"size": 3, "sequence_length": 8},
+                    hardware={"profile": "none"})
+try:
+    get_trace(scenario)
+except PerfModelError as error:
+    print(error)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("mine: tracing this scenario needs torch")
+    assert "pip install .[torch]" in printed
