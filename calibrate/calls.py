@@ -7,6 +7,7 @@ and formats as text. Dimensions: B batch, H heads, S sequence, D head size; m, n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perfmodel.workload.ops import Argument, Operation, TensorSpec, contiguous_stride
 
@@ -33,6 +34,13 @@ def call(name: str, *inputs: Argument, out: TensorSpec | Sequence[TensorSpec] = 
     """``aten.<name>`` with these arguments."""
     outputs = (out,) if isinstance(out, TensorSpec) else tuple(out)
     return Operation(f"aten.{name}", tuple(inputs), tuple(sorted(keywords.items())), outputs)
+
+
+def square(operation: Operation) -> Operation:
+    """The same call with one tensor (or list) for its last two of three: ``addcmul_(x, gradient, gradient)``."""
+    count = len(operation.input_tensors()) // 3
+    first, second = range(count), range(count, 2 * count)
+    return replace(operation, same=(*first, *second, *second))
 
 
 def _operands(dtype: str, lead: Shape, m: int, n: int, k: int, layout: str) -> tuple[TensorSpec, TensorSpec]:
@@ -311,7 +319,7 @@ def foreach_adamw(tensors: Sequence[TensorSpec]) -> list[Operation]:
     return [
         call("_foreach_mul_.Scalar", parts, 0.999),
         call("_foreach_lerp_.Scalar", parts, parts, 0.1),
-        call("_foreach_addcmul_.Scalar", parts, parts, parts, 0.001),
+        square(call("_foreach_addcmul_.Scalar", parts, parts, parts, 0.001)),
         call("_foreach_sqrt.default", parts, out=parts),
         call("_foreach_div_.ScalarList", parts, numbers),
         call("_foreach_add_.Scalar", parts, 1e-08),

@@ -163,6 +163,10 @@ class CudaStopwatch:
         self._clock = clock
         self._separator = separator
 
+    def limited(self, limits: Limits) -> CudaStopwatch:
+        """The same stopwatch with other limits."""
+        return CudaStopwatch(self.stream, limits, self._clock, self._separator)
+
     def measure(self, call: Callable[[], object]) -> Samples:
         """Samples of ``call``.
 

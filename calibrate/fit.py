@@ -1,9 +1,12 @@
 """Fitting the cost curves to the measured grid: in relative error, with standard errors and leave-one-out errors.
 
-A form's parameters minimise the robust sum of squared log errors plus a weak pull towards starting values read off the
-data (so that few points still give sane numbers). What the form leaves over is then interpolated between the points
-(:mod:`perfmodel.cost.kernels.kriging`). The errors reported are those of predicting each point from the others: in ten
-folds, each fold's parameters refitted and its leftovers interpolated without its own points.
+A form's parameters minimise the robust sum of squared log errors plus a pull towards starting values (so that few points
+still give sane numbers). The device's memory is the same for all kernels: its bandwidths are fitted on the pointwise
+kernels, which do little else, and the other curves start from there and are held close. What a form leaves over is
+interpolated between the points (:mod:`perfmodel.cost.kernels.kriging`).
+
+The errors reported are those of predicting each point from the others, in ten folds: each fold's parameters are fitted
+and its leftovers interpolated without its own points.
 """
 
 from __future__ import annotations
@@ -15,16 +18,21 @@ import numpy as np
 
 from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, Form, form_time_s, parameter_key
-from perfmodel.cost.kernels.kriging import fit_correction, no_correction, places_of, to_parameters
+from perfmodel.cost.kernels.kriging import Correction, fit_correction, no_correction, places_of, to_parameters
 from perfmodel.hardware.profile import CurveRecord, Device, KernelRecord
 from perfmodel.workload.ops import Operation
 
 FEWEST_POINTS = 4
 FOLDS = 10
 BEGINNINGS = 4
-FIRST_STEPS, LAST_STEPS = 25, 15  # evaluations of the least-squares search: from each beginning, and from the best of them
+FIRST_STEPS, LAST_STEPS, FOLD_STEPS = 25, 15, 8  # of the least-squares search: from each beginning, from the best, in folds
 TARGET_ERROR = 0.03  # log error that weighs as much as one prior deviation; beyond it errors count linearly
-SHARED_PRIOR = ("memory_bytes_per_s", "cache_bytes_per_s", "cache_bytes")
+MEMORY_CURVE = "pointwise"  # the curve that knows the memory best, and its best-behaved label
+MEMORY_LABEL = "vectorised"
+ANCHORED = ("memory_bytes_per_s", "cache_bytes_per_s", "cache_bytes", "ramp_s")
+ANCHORED_PRIOR = 0.1
+
+Anchors = Mapping[str, float]
 
 
 def fit_curves(
@@ -38,145 +46,169 @@ def fit_curves(
         Measured records by kernel key; those without a time are passed over, and so are a scenario's own
         (a curve must not know the workload it is to predict).
     operations
-        The calls behind the keys (those of :func:`calibrate.grid.grid_operations`). A key that ends in ``tf32`` was
-        measured with TF32 allowed.
+        The calls behind the keys. ``tf32`` after the call in a key says that TF32 was allowed.
     device
         The device measured.
     """
-    rows: dict[str, list[tuple[dict[str, float], dict[str, str], float]]] = {}
-    forms: dict[str, str] = {}
+    points = _points(kernels, operations, device)
+    curves: dict[str, CurveRecord] = {}
+    for name in sorted(points, key=lambda name: (name != MEMORY_CURVE, name)):
+        form, calls, time_s = points[name]
+        if len(calls) >= FEWEST_POINTS:
+            curves[name] = fit_curve(form, calls, time_s, _anchors(curves.get(MEMORY_CURVE)))
+    return dict(sorted(curves.items()))
+
+
+def _points(
+    kernels: Mapping[str, KernelRecord], operations: Mapping[str, Operation], device: Device
+) -> dict[str, tuple[Form, Calls, Array]]:
+    rows: dict[str, list[tuple[dict[str, float], dict[str, str]]]] = {}
+    times: dict[str, list[float]] = {}
+    forms: dict[str, Form] = {}
     for key, operation in operations.items():
         record = kernels.get(key)
         if record is None or record.time_s is None or record.origin != "grid":
             continue
-        features = features_of(operation, device, key.endswith(" tf32"))
+        features = features_of(operation, device, " tf32" in key.rpartition(")")[2])
         if features is not None:
-            forms[features.curve] = features.form
-            rows.setdefault(features.curve, []).append((features.numbers, features.labels, record.time_s))
-    return {
-        curve: fit_curve(
-            FORMS[forms[curve]], Calls.of([point[:2] for point in points]), np.array([point[2] for point in points])
-        )
-        for curve, points in sorted(rows.items())
-        if len(points) >= FEWEST_POINTS
-    }
+            forms[features.curve] = FORMS[features.form]
+            rows.setdefault(features.curve, []).append((features.numbers, features.labels))
+            times.setdefault(features.curve, []).append(record.time_s)
+    return {name: (forms[name], Calls.of(rows[name]), np.array(times[name])) for name in rows}
 
 
-def fit_curve(form: Form, calls: Calls, time_s: Array) -> CurveRecord:
-    """Fit one form to measured calls. See the module."""
-    trend = _fit_trend(form, calls, time_s)
-    leftovers = np.log(time_s) - np.log(form_time_s(form, trend.parameters, calls))
-    correction, _ = (
-        fit_correction(*places_of(form, calls), leftovers) if form.coordinates else (no_correction(), leftovers)
-    )
-    errors = _held_out_errors(form, calls, time_s, trend)
+def _anchors(memory: CurveRecord | None) -> Anchors:
+    """What is known of the device's memory from the curve that knows it best."""
+    if memory is None:
+        return {}
+    found = memory.parameters
+    return {name: found.get(parameter_key(name, MEMORY_LABEL), found[name]) for name in ANCHORED if name in found}
+
+
+def fit_curve(form: Form, calls: Calls, time_s: Array, anchors: Anchors | None = None) -> CurveRecord:
+    """Fit one form to measured calls; anchors: parameters whose values are known already. See the module."""
+    problem = _Problem.of(form, calls, time_s, anchors or {})
+    logs, jacobian, cost = problem.solve()
+    parameters = problem.parameters(logs)
+    correction, _ = _leftover_correction(form, calls, time_s, parameters)
+    deviations = problem.deviations(jacobian, cost)
     return CurveRecord(
         form=form.name,
-        parameters=trend.parameters | to_parameters(correction, form),
-        standard_errors=trend.standard_errors,
+        parameters=parameters | to_parameters(correction, form),
+        standard_errors={
+            key: parameters[key] * float(deviation) for key, deviation in zip(problem.keys, deviations, strict=True)
+        },
         points=len(calls),
-        leave_one_out=_statistics(errors),
+        leave_one_out=_statistics(held_out_errors(problem, logs)),
     )
 
 
 @dataclass(frozen=True)
-class _Trend:
-    parameters: dict[str, float]
-    standard_errors: dict[str, float]
-    logs: Array
+class _Problem:
+    """A least-squares problem in the logarithms of a form's parameters.
 
+    keys: of the parameters. starts, priors: what each logarithm is pulled to, and how weakly. general: position of the
+    general value that a label's logarithm is a deviation from, or -1.
+    """
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where each parameter's logarithm stands in the fitted vector, and what it is pulled to."""
-
+    form: Form
+    calls: Calls
+    time_s: Array
     keys: list[str]
     starts: Array
     priors: Array
-    general: list[int]  # index of the general value a label's deviation is added to, or -1
+    general: list[int]
 
-
-def _layout(form: Form, calls: Calls, time_s: Array) -> _Layout:
-    starts = form.starts(calls.numbers, time_s)
-    keys: list[str] = []
-    values: list[float] = []
-    priors: list[float] = []
-    general: list[int] = []
-    for parameter in form.parameters:
-        place = len(keys)
-        keys.append(parameter.name)
-        values.append(float(np.log(starts[parameter.name])))
-        priors.append(parameter.prior)
-        general.append(-1)
-        if parameter.labelled is not None:
-            for label in sorted(set(calls.labels[parameter.labelled])):
+    @classmethod
+    def of(cls, form: Form, calls: Calls, time_s: Array, anchors: Anchors) -> _Problem:
+        starts = form.starts(calls.numbers, time_s) | dict(anchors)
+        keys: list[str] = []
+        values: list[float] = []
+        priors: list[float] = []
+        general: list[int] = []
+        for parameter in form.parameters:
+            place = len(keys)
+            keys.append(parameter.name)
+            values.append(float(np.log(starts[parameter.name])))
+            priors.append(ANCHORED_PRIOR if parameter.name in anchors else parameter.prior)
+            general.append(-1)
+            for label in sorted(set(calls.labels[parameter.labelled])) if parameter.labelled else ():
                 keys.append(parameter_key(parameter.name, label))
                 values.append(0.0)
                 priors.append(parameter.label_prior)
                 general.append(place)
-    return _Layout(keys, np.array(values), np.array(priors), general)
+        return cls(form, calls, time_s, keys, np.array(values), np.array(priors), general)
+
+    def of_points(self, chosen: Array) -> _Problem:
+        """The same problem with some of the points."""
+        return _Problem(
+            self.form, self.calls.take(chosen), self.time_s[chosen], self.keys, self.starts, self.priors, self.general
+        )
+
+    def parameters(self, logs: Array) -> dict[str, float]:
+        return {
+            key: float(np.exp(logs[i] + (logs[place] if place >= 0 else 0.0)))
+            for i, (key, place) in enumerate(zip(self.keys, self.general, strict=True))
+        }
+
+    def residuals(self, logs: Array) -> Array:
+        """Of the points, bounded as by a soft L1 loss, then of the pulls."""
+        predicted = form_time_s(self.form, self.parameters(logs), self.calls)
+        errors = np.log(predicted / self.time_s) / TARGET_ERROR
+        bounded = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+        return np.concatenate([bounded, (logs - self.starts) / self.priors])
+
+    def solve(self, start: Array | None = None) -> tuple[Array, Array, float]:
+        """Best logarithms, Jacobian and cost there; from several beginnings unless a start is given."""
+        from scipy.optimize import least_squares
+
+        steps = FOLD_STEPS
+        if start is None:
+            tried = [least_squares(self.residuals, begin, max_nfev=FIRST_STEPS) for begin in self._beginnings()]
+            start, steps = min(tried, key=lambda result: float(result.cost)).x, LAST_STEPS
+        result = least_squares(self.residuals, start, max_nfev=steps)
+        return result.x, result.jac, float(result.cost)
+
+    def _beginnings(self) -> list[Array]:
+        """The starting values, and some way off in random directions: waves of tiles have local minima."""
+        draw = np.random.default_rng(0)
+        return [self.starts, *(self.starts + draw.normal(0, self.priors / 2) for _ in range(BEGINNINGS - 1))]
+
+    def deviations(self, jacobian: Array, cost: float) -> Array:
+        """Standard error of each parameter's logarithm."""
+        freedom = max(len(self.time_s) - len(self.keys), 1)
+        covariance = np.linalg.pinv(jacobian.T @ jacobian) * max(2 * cost / freedom, 1e-12)
+        absolute = np.eye(len(self.keys))  # a label's logarithm is the general one plus its deviation
+        for i, place in enumerate(self.general):
+            if place >= 0:
+                absolute[i, place] = 1.0
+        return np.asarray(np.sqrt(np.diag(absolute @ covariance @ absolute.T)))
 
 
-def _beginnings(layout: _Layout) -> list[Array]:
-    """Where to begin: the starting values, and some way off in random directions, since waves of tiles have local minima."""
-    draw = np.random.default_rng(0)
-    return [layout.starts, *(layout.starts + draw.normal(0, layout.priors / 2) for _ in range(BEGINNINGS - 1))]
+def _leftover_correction(
+    form: Form, calls: Calls, time_s: Array, parameters: Mapping[str, float]
+) -> tuple[Correction, Array]:
+    """The interpolation of what the form leaves over, and its leave-one-out errors."""
+    leftovers = np.log(time_s / form_time_s(form, parameters, calls))
+    if not form.coordinates:
+        return no_correction(), leftovers
+    return fit_correction(*places_of(form, calls), leftovers)
 
 
-def _parameters(layout: _Layout, logs: Array) -> dict[str, float]:
-    return {
-        key: float(np.exp(logs[i] + (logs[place] if place >= 0 else 0.0)))
-        for i, (key, place) in enumerate(zip(layout.keys, layout.general, strict=True))
-    }
-
-
-def _fit_trend(
-    form: Form, calls: Calls, time_s: Array, start: Array | None = None, layout: _Layout | None = None
-) -> _Trend:
-    from scipy.optimize import least_squares
-
-    layout = _layout(form, calls, time_s) if layout is None else layout
-    measured = np.log(time_s)
-
-    def residuals(logs: Array) -> Array:
-        predicted = np.log(form_time_s(form, _parameters(layout, logs), calls))
-        errors = (predicted - measured) / TARGET_ERROR
-        bounded = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))  # soft L1 of the data, not of the priors
-        return np.concatenate([bounded, (logs - layout.starts) / layout.priors])
-
-    if start is None:
-        results = [least_squares(residuals, begin, method="trf", max_nfev=FIRST_STEPS) for begin in _beginnings(layout)]
-        start = min(results, key=lambda result: float(result.cost)).x
-    result = least_squares(residuals, start, method="trf", max_nfev=LAST_STEPS)
-    freedom = max(len(time_s) - len(layout.keys), 1)
-    scale = max(2 * result.cost / freedom, 1e-12)
-    covariance = np.linalg.pinv(result.jac.T @ result.jac) * scale
-    absolute = np.eye(len(layout.keys))  # a label's logarithm is the general one plus its deviation
-    for i, place in enumerate(layout.general):
-        if place >= 0:
-            absolute[i, place] = 1.0
-    deviations = np.sqrt(np.diag(absolute @ covariance @ absolute.T))
-    parameters = _parameters(layout, result.x)
-    errors = {key: float(parameters[key] * deviations[i]) for i, key in enumerate(layout.keys)}
-    return _Trend(parameters, errors, result.x)
-
-
-def _held_out_errors(form: Form, calls: Calls, time_s: Array, trend: _Trend) -> Array:
+def held_out_errors(problem: _Problem, logs: Array) -> Array:
     """log(predicted / measured) of each point, predicted from the folds it is not in."""
-    points = len(calls)
+    form, points = problem.form, len(problem.calls)
     folds = min(FOLDS, points)
-    layout = _layout(form, calls, time_s)
     errors = np.zeros(points)
     for fold in range(folds):
         held = np.arange(points) % folds == fold
-        known, rest = calls.take(np.flatnonzero(~held)), calls.take(np.flatnonzero(held))
-        refitted = _fit_trend(form, known, time_s[~held], trend.logs, layout)
-        predicted = np.log(form_time_s(form, refitted.parameters, rest))
+        known, rest = problem.of_points(np.flatnonzero(~held)), problem.of_points(np.flatnonzero(held))
+        parameters = problem.parameters(known.solve(logs)[0])
+        predicted = np.log(form_time_s(form, parameters, rest.calls))
+        correction, _ = _leftover_correction(form, known.calls, known.time_s, parameters)
         if form.coordinates:
-            leftovers = np.log(time_s[~held]) - np.log(form_time_s(form, refitted.parameters, known))
-            correction, _ = fit_correction(*places_of(form, known), leftovers)
-            predicted = predicted + correction.log_factor(*places_of(form, rest))
-        errors[held] = predicted - np.log(time_s[held])
+            predicted = predicted + correction.log_factor(*places_of(form, rest.calls))
+        errors[held] = predicted - np.log(rest.time_s)
     return errors
 
 

@@ -89,8 +89,11 @@ def _pointwise() -> list[Operation]:
             calls.binary("threshold_backward.default", x, x, 0),
             unary("neg.default", x),
         ]
-        found += [calls.binary("lerp_.Scalar", x, x, 0.1), calls.call("addcmul_.default", x, x, x, out=x, value=0.001)]
-        found += [calls.call("addcdiv_.default", x, x, x, out=x, value=-0.01)]
+        found += [
+            calls.binary("lerp_.Scalar", x, x, 0.1),
+            calls.square(calls.call("addcmul_.default", x, x, x, out=x, value=0.001)),
+            calls.call("addcdiv_.default", x, x, x, out=x, value=-0.01),
+        ]
     for x in _ladder(5, 2**10, 2**20):
         found += [unary(f"{name}.default", x) for name in ("gelu", "silu", "erf", "exp", "tanh", "sqrt")]
         found += [calls.binary(f"{name}_backward.default", x, x) for name in ("gelu", "silu", "tanh")]
@@ -102,15 +105,15 @@ def _pointwise() -> list[Operation]:
 
 def _rows() -> list[Operation]:
     found: list[Operation] = []
-    elements = (2**10, 2**20)
-    for rows, width in row_shapes("cpu layer norm", 8, (64, 2048), elements):
+    tokens, widths = (32, 2048), (64, 2048)
+    for rows, width in row_shapes("cpu layer norm", 8, tokens, widths, 2**20):
         found += calls.layer_norm(F32, 4, rows // 4, width)
-    for rows, length in row_shapes("cpu softmax", 8, (16, 1024), elements):
-        found += calls.softmax(F32, (4, 4, max(1, rows // 16), length))
-    for rows, length in row_shapes("cpu log softmax", 8, (100, 32000), (2**12, 2**21)):
+    for rows, length in row_shapes("cpu softmax", 8, (64, 8192), (16, 1024), 2**20):
+        found += calls.softmax(F32, (4, 8, rows // 32, length))
+    for rows, length in row_shapes("cpu log softmax", 8, (32, 2048), (100, 32000), 2**21):
         found += calls.softmax(F32, (rows, length), log=True)
         found += calls.nll_loss(F32, rows, length)
-    for rows, width in row_shapes("cpu mean", 6, (64, 2048), elements):
+    for rows, width in row_shapes("cpu mean", 6, tokens, widths, 2**20):
         found.append(calls.reduction("mean.dim", tensor(F32, 4, rows // 4, width), (-1,)))
         found.append(calls.reduction("sum.dim_IntList", tensor(F32, rows, width), (0,)))
         found.append(calls.reduction("sum.dim_IntList", tensor(F32, 4, rows // 4, width), (0, 1)))

@@ -24,12 +24,13 @@ from perfmodel.workload.ops import Operation, TensorSpec
 VOCABULARIES = (10000, 30522, 32000, 50257, 128256)
 F32, BF16, F16 = "float32", "bfloat16", "float16"
 KINDS = {"fp32": F32, "tf32": F32, "bf16": BF16, "fp16": F16}
+SHARES = {"fp32": 1.0, "bf16": 1.0, "tf32": 0.7, "fp16": 0.2}  # fp16 runs the kernels of bf16
 
 
 def classes() -> dict[str, list[Point]]:
     """The grid by class; the names are only for order."""
     return {
-        **{f"gemm {kind}": _gemms(kind, full) for kind, full in (("fp32", 2), ("bf16", 2), ("tf32", 1), ("fp16", 1))},
+        **{f"gemm {kind}": _gemms(kind, share) for kind, share in SHARES.items()},
         "head": _language_heads(),
         "attention": plain(chain(*_attention())),
         "pointwise": plain(_pointwise()),
@@ -48,14 +49,14 @@ def classes() -> dict[str, list[Point]]:
     }
 
 
-def _gemms(kind: str, scale: int) -> list[Point]:
+def _gemms(kind: str, share: float) -> list[Point]:
     dtype = KINDS[kind]
     found: list[Point] = []
     for layout in ("NN", "NT", "TN"):
-        found += gemms(calls.mm, dtype, kind, layout, 9 * scale)
-        found += batched_gemms(dtype, kind, layout, 3 * scale, (4, 768), (32, 2048))
-    found += gemms(calls.addmm, dtype, kind, "NT", 5 * scale)
-    return found + gemms(calls.addmm, dtype, kind, "NN", 2 * scale)
+        found += gemms(calls.mm, dtype, kind, layout, round(18 * share))
+        found += batched_gemms(dtype, kind, layout, round(6 * share), (4, 768), (32, 2048))
+    found += gemms(calls.addmm, dtype, kind, "NT", round(10 * share))
+    return found + gemms(calls.addmm, dtype, kind, "NN", round(4 * share))
 
 
 def _language_heads() -> list[Point]:
@@ -98,9 +99,9 @@ def _attention() -> list[tuple[Operation, Operation]]:
 
 def _pointwise() -> list[Operation]:
     found: list[Operation] = []
-    for x in [*activation_ladder(F32, 9), *activation_ladder(BF16, 6, width=768)]:
+    for x in [*activation_ladder(F32, 9), *activation_ladder(BF16, 5, width=768)]:
         found.append(calls.binary("add.Tensor", x, x))
-    for x in [*activation_ladder(F32, 5, width=2560), *activation_ladder(BF16, 4, width=1600)]:
+    for x in [*activation_ladder(F32, 4, width=2560), *activation_ladder(BF16, 4, width=1600)]:
         found.append(calls.binary("mul.Tensor", x, x))
         found.append(calls.binary("mul.Tensor", x, tensor(x.dtype, x.shape[-1])))
     for x in [*activation_ladder(F32, 4, width=768), *activation_ladder(BF16, 3, width=4096)]:
@@ -110,16 +111,16 @@ def _pointwise() -> list[Operation]:
         wide = x._replace(dtype=F32)
         found.append(calls.binary("add.Tensor", wide, x))
         found.append(calls.binary("mul.Tensor", x, wide, out=wide))
-    for x in [*activation_ladder(F32, 3, 2**14), *activation_ladder(BF16, 3, 2**15)]:
+    for x in [*activation_ladder(F32, 2, 2**19, 2**25), *activation_ladder(BF16, 2, 2**20, 2**26)]:
         found.append(unary("pow.Tensor_Scalar", x, 2))
         found.append(unary("relu_.default", x))
         found.append(calls.binary("threshold_backward.default", x, x, 0))
         found.append(calls.binary("add_.Tensor", x, x))
-    for batch, heads, sequence in ((4, 12, 128), (16, 25, 128), (2, 12, 512), (2, 16, 2048)):
+    for batch, heads, sequence in ((4, 12, 128), (16, 25, 128), (2, 12, 512), (8, 16, 512), (2, 16, 2048)):
         for dtype in (F32, BF16):
             scores = tensor(dtype, batch, heads, sequence, sequence)
             found.append(calls.binary("masked_fill.Scalar", scores, tensor("bool", sequence, sequence), float("-inf")))
-    for batch, heads, sequence in ((2, 16, 512), (4, 32, 2048)):
+    for batch, heads, sequence in ((2, 16, 512), (2, 32, 1024), (4, 32, 2048)):
         for dtype in (F32, BF16):
             rotated = tensor(dtype, batch, heads, sequence, 64, stride=(sequence * heads * 64, 64, heads * 64, 1))
             found.append(calls.binary("mul.Tensor", rotated, tensor(dtype, 1, 1, sequence, 64)))
@@ -130,7 +131,7 @@ def _pointwise() -> list[Operation]:
         found += [
             unary("mul_.Tensor", x, 0.999),
             calls.binary("lerp_.Scalar", x, x, 0.1),
-            calls.call("addcmul_.default", x, x, x, out=x, value=0.001),
+            calls.square(calls.call("addcmul_.default", x, x, x, out=x, value=0.001)),
             calls.call("addcdiv_.default", x, x, x, out=x, value=-0.01),
         ]
     return found
@@ -145,40 +146,42 @@ def _transcendental() -> list[Operation]:
     found: list[Operation] = []
     for x in [*activation_ladder(F32, 4, width=3072), *activation_ladder(BF16, 4, width=3072)]:
         found += [unary("gelu.default", x), calls.binary("gelu_backward.default", x, x)]
-    for x in [*activation_ladder(F32, 3, 2**15, width=2816), *activation_ladder(BF16, 3, 2**15, width=2816)]:
+    for x in [*activation_ladder(F32, 4, 2**15, width=2816), *activation_ladder(BF16, 4, 2**15, width=2816)]:
         found += [unary("silu.default", x), calls.binary("silu_backward.default", x, x)]
         found += [unary("erf.default", x), unary("exp.default", x)]
-    for x in [*activation_ladder(F32, 2, 2**18, width=4096), *activation_ladder(BF16, 2, 2**18, width=4096)]:
+    for x in [*activation_ladder(F32, 3, 2**16, width=4096), *activation_ladder(BF16, 3, 2**16, width=4096)]:
         found += [unary("tanh.default", x), calls.binary("tanh_backward.default", x, x)]
+    for x in activation_ladder(F32, 2, 2**18, 2**25, width=4096):
         found += [unary("pow.Tensor_Scalar", x, 3), unary("sqrt.default", x)]
-    found += [unary("rsqrt.default", tensor(F32, 4, rows, 1)) for rows in (64, 2048, 65536)]
+    found += [unary("rsqrt.default", tensor(F32, 4, rows, 1)) for rows in (64, 65536)]
     return found
 
 
 def _rows() -> list[Operation]:
+    """Norms over widths of models, softmax over sequence lengths, losses over vocabularies, for token counts of a step."""
     found: list[Operation] = []
-    elements = (2**15, 2**26)
+    tokens, widths = (128, 32768), (256, 8192)
     for dtype, count in ((F32, 8), (BF16, 6)):
-        for rows, width in row_shapes(f"layer norm {dtype}", count, (256, 8192), elements):
+        for rows, width in row_shapes(f"layer norm {dtype}", count, tokens, widths, 2**26):
             found += calls.layer_norm(dtype, 4, rows // 4, width)
-        for rows, width in row_shapes(f"rms norm {dtype}", 4, (256, 8192), elements):
+        for rows, width in row_shapes(f"rms norm {dtype}", count - 2, tokens, widths, 2**26):
             found += calls.rms_norm(dtype, 4, rows // 4, width)
-        for rows, length in row_shapes(f"softmax {dtype}", count - 1, (48, 4096), elements):
-            found += calls.softmax(dtype, (4, 4, max(1, rows // 16), length))
-        for rows, length in row_shapes(f"log softmax {dtype}", count - 2, (1000, 128256), (2**17, 2**28)):
+        for rows, length in row_shapes(f"softmax {dtype}", count, (2048, 524288), (64, 2048), 2**28):
+            found += calls.softmax(dtype, (4, 8, rows // 32, length))
+        for rows, length in row_shapes(f"log softmax {dtype}", count, (256, 16384), (1000, 128256), 2**28):
             found += calls.softmax(dtype, (rows, length), log=True)
-    for rows, length in row_shapes("nll", 4, (1000, 128256), (2**17, 2**28)):
+    for rows, length in row_shapes("nll", 6, (64, 16384), (1000, 128256), 2**28):
         found += calls.nll_loss(F32, rows, length)
-    for rows, width in row_shapes("mean", 6, (256, 8192), elements):
-        found.append(calls.reduction("mean.dim", tensor(F32, 4, rows // 4, width), (-1,)))
-        found.append(calls.reduction("sum.dim_IntList", tensor(F32, 4, rows // 4, width), (2,)))
+    for i, (rows, width) in enumerate(row_shapes("mean", 9, tokens, widths, 2**26)):
+        x = tensor(F32, 4, rows // 4, width)
+        found.append(calls.reduction("sum.dim_IntList", x, (2,)) if i % 2 else calls.reduction("mean.dim", x, (-1,)))
     return found
 
 
 def _columns() -> list[Operation]:
     found: list[Operation] = []
-    for dtype, count in ((F32, 12), (BF16, 10)):
-        for i, (rows, width) in enumerate(row_shapes(f"column {dtype}", count, (256, 32768), (2**16, 2**27))):
+    for dtype, count in ((F32, 14), (BF16, 10)):
+        for i, (rows, width) in enumerate(row_shapes(f"column {dtype}", count, (128, 32768), (256, 32768), 2**27)):
             deep = i % 3 == 0
             x = tensor(dtype, 4, rows // 4, width) if deep else tensor(dtype, rows, width)
             found.append(calls.reduction("sum.dim_IntList", x, (0, 1) if deep else (0,)))
@@ -191,19 +194,20 @@ def _embeddings() -> list[Operation]:
     sizes = [
         (10000, 768, 16, 128), (10000, 2560, 16, 128), (30522, 768, 8, 512), (50257, 768, 8, 1024),
         (50257, 1600, 2, 1024), (32000, 1024, 2, 512), (128256, 2048, 4, 2048), (1024, 1024, 1, 1024),
-        (512, 768, 1, 128), (2, 768, 8, 512),
+        (512, 768, 1, 128), (2, 768, 8, 512), (32000, 4096, 2, 4096), (10000, 1280, 8, 128), (50257, 768, 1, 1024),
+        (30522, 1024, 16, 512),
     ]  # fmt: skip
     found: list[Operation] = []
     for i, size in enumerate(sizes):
         found += calls.embedding(F32, *size)
-        if i % 2 == 0:
+        if i % 2 == 0 or i > 9:
             found += calls.embedding(BF16, *size)
     return found
 
 
 def _copies() -> list[Operation]:
     found: list[Operation] = []
-    for x in activation_ladder(F32, 7, 2**9, 2**27, 512):
+    for x in activation_ladder(F32, 6, 2**9, 2**27, 512):
         found += [calls.cast(x, BF16), calls.cast(x._replace(dtype=BF16), F32)]
     for x in activation_ladder(F32, 3, 2**14, 2**26, 768):
         found += [calls.cast(x, F16), calls.cast(x._replace(dtype=F16), F32), unary("clone.default", x)]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_stubs import (
     StubModel,
     Stubs,
@@ -31,14 +32,12 @@ from calibrate.host_stubs import (
 from calibrate.host_timing import (
     MOST_LAUNCHES,
     WARM_UP,
-    Disturbance,
     OperatorTimes,
     Seen,
     autocast,
     differentiable,
     observe,
     record,
-    synchronize,
     time_backward,
     timed,
 )
@@ -50,7 +49,7 @@ from perfmodel.workload.models.step import TrainingStep
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 
-ROUNDS = 15
+ROUNDS = 8
 MODEL_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}  # of parameters; larger models are built with fewer layers
 FEW_LAYERS = 2
 TARGET_KEYS = ("target", "arguments", "inputs", "loss", "blocks")
@@ -58,7 +57,12 @@ FEW_SAMPLES = 2  # of a batch: the host's time does not depend on it
 
 
 def measure_pieces(
-    trace: Trace, device: str, known: dict[str, HostRecord], times: OperatorTimes, allow_import: bool
+    trace: Trace,
+    device: str,
+    known: dict[str, HostRecord],
+    times: OperatorTimes,
+    reference: HostReference,
+    allow_import: bool,
 ) -> dict[str, HostRecord]:
     """Forward and backward records of every distinct unit and container of the trace that has none."""
     wanted = _wanted(trace, known)
@@ -66,7 +70,7 @@ def measure_pieces(
         return {}
     found: dict[str, HostRecord] = {}
     with suppress(torch.OutOfMemoryError):  # what does not fit stays estimated from its calls
-        bench = _Bench(trace, device, times, allow_import)
+        bench = _Bench(trace, device, times, reference, allow_import)
         for piece, accumulates in wanted:
             for direction, value in bench.measure(piece, accumulates).items():
                 key = piece_key(direction, piece, trace.workload, bench.flags, accumulates)
@@ -127,8 +131,11 @@ class _Samples:
 class _Bench:
     """The trace's model on the device, and what its modules were called with."""
 
-    def __init__(self, trace: Trace, device: str, times: OperatorTimes, allow_import: bool) -> None:
+    def __init__(
+        self, trace: Trace, device: str, times: OperatorTimes, reference: HostReference, allow_import: bool
+    ) -> None:
         self.trace, self.device, self.times, self.allow_import = trace, device, times, allow_import
+        self.reference = reference
         self.scenario = _small_scenario(trace, device)
         self.flags = key_flags(trace.workload, self.scenario.precision)
         self.with_grad = NO_GRAD not in self.flags
@@ -140,7 +147,6 @@ class _Bench:
         step = TrainingStep(self.model, self.inputs, None, self.scenario, allow_import)
         with self._mode():
             self.captured = capture(self.model, names, lambda: self._call(step))
-        self.disturbance = Disturbance(device)
         self._around = self._largest_unit([trace.modules[piece.module][0] for piece in pieces if piece.kind == "unit"])
         self.occurrences: dict[str, dict[str, None]] = {}  # each name once, though every micro-batch calls it
         for piece in pieces:
@@ -171,8 +177,10 @@ class _Bench:
         return forward
 
     def _prepare(self, direction: str) -> None:
-        """Bring the processor to where it is when a step gets here: past a step's other code, within a model's."""
-        self.disturbance.run(1)
+        """A reference run, which also brings the processor to where it is when a step gets here: past a step's other
+        code, within a model's.
+        """
+        self.reference.beat()
         roots = self._around()
         if direction == "backward" and roots:
             time_backward(roots, self.device)
@@ -205,6 +213,7 @@ class _Bench:
         samples = _Samples()
         for index in range(WARM_UP + ROUNDS):
             self._run_unit(names, accumulates, samples if index >= WARM_UP else _Samples())
+        self.reference.beat()
         self.model.zero_grad()
         return samples.records(work, self.times, self.with_grad)
 
@@ -226,7 +235,7 @@ class _Bench:
         with self._mode():
             synchronize(self.device)
             seconds, results = timed(forward)
-            samples.forward_s.append((seconds - inside()) / count)
+            self.reference.note(samples.forward_s, (seconds - inside()) / count)
         roots = [tensor for result in results for tensor in differentiable(result)[:1]]
         del results
         if not roots:
@@ -234,10 +243,12 @@ class _Bench:
         borrowed = borrowed_leaves(roots)
         if count == 1:
             self._prepare("backward")
-        samples.backward_s.append(time_backward(roots, self.device) / count)
+        else:
+            self.reference.beat()
+        self.reference.note(samples.backward_s, time_backward(roots, self.device) / count)
         self._prepare("backward")
         around = fresh(borrowed) or fresh([torch.zeros((), device=self.device, requires_grad=True)])
-        samples.around_s.append(time_backward(around, self.device) / count)
+        self.reference.note(samples.around_s, time_backward(around, self.device) / count)
 
     def _measure_own(self, name: str, stubs: Stubs) -> dict[str, HostRecord]:
         part, captured = self.model.get_submodule(name), self.captured[name]
@@ -247,6 +258,7 @@ class _Bench:
             arguments, keywords = fresh(captured.given)
             kept = samples if index >= WARM_UP else _Samples()
             self._time(lambda: [part(*arguments, **keywords)], 1, kept, lambda: timed(stubs.repeat_calls)[0])  # noqa: B023
+        self.reference.beat()
         stubs.renew()
         return samples.records(self._observe(name), self.times, self.with_grad)
 
@@ -261,9 +273,10 @@ class _Bench:
             synchronize(self.device)
             forward_s, backward_s = _run_step(step)
             if index >= WARM_UP:
-                samples.forward_s.append(forward_s - timed(model)[0])
-                samples.backward_s.append(backward_s)
+                self.reference.note(samples.forward_s, forward_s - timed(model)[0])
+                self.reference.note(samples.backward_s, backward_s)
                 samples.around_s.append(0.0)
+        self.reference.beat()
         with self._mode():
             work = observe(lambda: self._call(step), self.with_grad, self.times.is_needed)
         return samples.records(work, self.times, self.with_grad)

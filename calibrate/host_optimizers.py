@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from calibrate.host_timing import FEW_LAYERS, WARM_UP, Disturbance, OperatorTimes, observe, record, synchronize, timed
+from calibrate.host_reference import FEW_LAYERS, HostReference, synchronize
+from calibrate.host_timing import WARM_UP, OperatorTimes, observe, record, timed
 from calibrate.timing import relative_spread
 from perfmodel.cost.host import list_key, optimizer_prefix
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.workload.trace_file import EventKind, Trace
 
 COUNTS = (4, 64, 192)
-ROUNDS = 10
-LAYER_CALLS, MOST_LAYERS = 30, 24  # Python calls of the layer that stands in for the model's; at most so many of it
+ROUNDS = 9
+LAYER_CALLS, MOST_LAYERS = 30, 12  # Python calls of the layer that stands in for the model's; at most so many of it
 TINY = 1024  # elements
 MOST_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}  # parameters, gradients and states of a timed optimizer
 COPIES = 4  # parameters, gradients, two states
@@ -49,9 +50,9 @@ ZERO_GRAD, CLIP, SCALER = "zero_grad", "clip", "scaler"
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def measure_lists(device: str, times: OperatorTimes) -> dict[str, HostRecord]:
+def measure_lists(device: str, times: OperatorTimes, reference: HostReference) -> dict[str, HostRecord]:
     """``a`` under every prefix and ``b`` under ``<prefix> parameter`` of seconds = a + b n."""
-    bench = _Bench(device, times, FEW_LAYERS)
+    bench = _Bench(device, times, reference, FEW_LAYERS)
     found: dict[str, HostRecord] = {}
     for prefix in (ZERO_GRAD, CLIP, SCALER, *IMPLEMENTATIONS):
         found |= _measure_line(prefix, bench)
@@ -59,7 +60,7 @@ def measure_lists(device: str, times: OperatorTimes) -> dict[str, HostRecord]:
 
 
 def measure_trace_lists(
-    trace: Trace, device: str, known: dict[str, HostRecord], times: OperatorTimes
+    trace: Trace, device: str, known: dict[str, HostRecord], times: OperatorTimes, reference: HostReference
 ) -> dict[str, HostRecord]:
     """The loops of the trace's phases on its own parameters, sizes included where they fit; tiny ones where not."""
     parameters = [parameter for parameter in trace.parameters if parameter.requires_grad]
@@ -76,7 +77,7 @@ def measure_trace_lists(
     if trace.workload.get("precision") == "amp-fp16":
         prefixes.append(SCALER)
     calls = int(np.count_nonzero(trace.steady.kind == EventKind.CALL_ENTER))
-    bench = _Bench(device, times, min(max(calls // LAYER_CALLS, FEW_LAYERS), MOST_LAYERS))
+    bench = _Bench(device, times, reference, min(max(calls // LAYER_CALLS, FEW_LAYERS), MOST_LAYERS))
     found: dict[str, HostRecord] = {}
     for prefix in prefixes:
         key = list_key(prefix, trace.parameters)
@@ -103,9 +104,8 @@ def _measure_line(prefix: str, bench: _Bench) -> dict[str, HostRecord]:
 class _Bench:
     """Times loops over parameters where they stand in a step: after backward; zero_grad after the optimizer."""
 
-    def __init__(self, device: str, times: OperatorTimes, layers: int) -> None:
-        self.device, self.times, self.layers = device, times, layers
-        self.disturbance = Disturbance(device)
+    def __init__(self, device: str, times: OperatorTimes, reference: HostReference, layers: int) -> None:
+        self.device, self.times, self.reference, self.layers = device, times, reference, layers
 
     def time(self, prefix: str, shapes: Shapes) -> tuple[list[float], float]:
         """Samples of one run of the loop, and the seconds of its operators."""
@@ -113,14 +113,16 @@ class _Bench:
         loop = _loop(prefix, parameters, self.device)
         before = torch.optim.AdamW(parameters).step if prefix == ZERO_GRAD else lambda: None
         values_s: list[float] = []
+        self.reference.beat()
         for index in range(WARM_UP + ROUNDS):
             _give_gradients(parameters)
-            self.disturbance.run(self.layers)
+            self.reference.disturb(self.layers)
             before()
             synchronize(self.device)
             seconds, _ = timed(loop)
             if index >= WARM_UP:
-                values_s.append(seconds)
+                self.reference.note(values_s, seconds)
+            self.reference.beat()
         _give_gradients(parameters)
         seen = observe(loop, backward=False, keeps_calls=self.times.is_needed)
         return values_s, sum(self.times.total(work.calls) for work in seen.works)

@@ -13,12 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from calibrate.host_calls import CLASSES, WIDTH, Tensors
-from calibrate.host_timing import OperatorTimes, Seen, Work, autocast, record, synchronize, timed
+from calibrate.host_reference import HostReference, synchronize
+from calibrate.host_timing import OperatorTimes, Seen, Work, autocast, record, timed
 from calibrate.timing import relative_spread
 from perfmodel.cost.host import CAST, call_key, node_key
 from perfmodel.hardware.profile import HostRecord
 
-SAMPLES = 60
+SAMPLES, AT_ONCE = 60, 12  # so many rounds between two reference runs
 PULL = 0.1
 
 
@@ -145,7 +146,7 @@ class _Empty(nn.Module):
         return x
 
 
-def module_records(device: str, known: dict[str, HostRecord]) -> dict[str, HostRecord]:
+def module_records(device: str, known: dict[str, HostRecord], reference: HostReference) -> dict[str, HostRecord]:
     """nn.Module.__call__, the Python around a call inside a module, autocast, and Tensor.backward()."""
     tensors = Tensors(device)
     x, indices, empty = tensors.rows(), tensors.integers(CLASSES, 4, 4), _Empty()
@@ -160,17 +161,19 @@ def module_records(device: str, known: dict[str, HostRecord]) -> dict[str, HostR
     nothing_s, empty_s, autocast_s, *pairs_s = interleaved(
         [lambda: None, lambda: empty(x), lambda: _enter_autocast(device), *(each for pair in pairs for each in pair)],
         device,
+        reference,
     )
     medians_s = [statistics.median(seconds) for seconds in pairs_s]
     module = record(empty_s, statistics.median(nothing_s))
     around_s = statistics.median(a - b for a, b in zip(medians_s[::2], medians_s[1::2], strict=True))
     scalar = tensors.leaf()
+    (backward_s,) = in_turn([lambda: _time_scalar_backward(scalar, device)], reference)
     one_node_s = _known(known, node_key("ViewBackward0", ())) + _known(known, node_key("AccumulateGrad", ()))
     return {
         "module": module,
         "glue": HostRecord(time_s=max(around_s - module.time_s, 0.0), spread=module.spread, samples=len(pairs)),
         "autocast": record(autocast_s),
-        "backward": record([_time_scalar_backward(scalar, device) for _ in range(SAMPLES)], one_node_s),
+        "backward": record(backward_s, one_node_s),
     }
 
 
@@ -186,12 +189,26 @@ def _time_scalar_backward(leaf: torch.Tensor, device: str) -> float:
     return timed(loss.backward)[0]
 
 
-def interleaved(functions: Iterable[Callable[[], Any]], device: str, samples: int = SAMPLES) -> list[list[float]]:
+def interleaved(functions: Iterable[Callable[[], Any]], device: str, reference: HostReference) -> list[list[float]]:
     """Seconds of each function, called in turn."""
-    functions = list(functions)
-    found: list[list[float]] = [[] for _ in functions]
-    for _ in range(samples):
-        for index, function in enumerate(functions):
+
+    def stopwatch(function: Callable[[], Any]) -> Callable[[], float]:
+        def run() -> float:
             synchronize(device)
-            found[index].append(timed(function)[0])
+            return timed(function)[0]
+
+        return run
+
+    return in_turn([stopwatch(function) for function in functions], reference)
+
+
+def in_turn(stopwatches: list[Callable[[], float]], reference: HostReference) -> list[list[float]]:
+    """Samples of each stopwatch, a few rounds of all of them between two reference runs."""
+    found: list[list[float]] = [[] for _ in stopwatches]
+    for index in range(SAMPLES):
+        if index % AT_ONCE == 0:
+            reference.beat()
+        for samples_s, stopwatch in zip(found, stopwatches, strict=True):
+            reference.note(samples_s, stopwatch())
+    reference.beat()
     return found

@@ -2,7 +2,8 @@
 
 Host time is the wall time until Python goes on, with the device idle at the start and never more launches in a row than
 its queue takes, so that the host is not held back however slow the kernels are. Timed code takes turns with other code:
-run again and again by itself it stays in the processor's caches and is up to a third faster than in a step.
+run again and again by itself it stays in the processor's caches and is up to a third faster than in a step. Samples are
+brought to one speed of the host (:mod:`calibrate.host_reference`).
 """
 
 from __future__ import annotations
@@ -16,25 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from calibrate.host_reference import HostReference, synchronize
 from calibrate.timing import CpuStopwatch, Limits, relative_spread
 from perfmodel.hardware.profile import HostRecord
-from perfmodel.workload.trace.illusion import _call_name as call_name
-from perfmodel.workload.trace.recorder import _Traits as Traits
+from perfmodel.workload.trace.illusion import call_name
+from perfmodel.workload.trace.recorder import Traits
 
 MOST_LAUNCHES = 900  # in a row; the launch queue takes 1024
-WARM_UP = 3
-FEW_LAYERS = 4
+WARM_UP = 2
 OPERATOR_LIMITS = Limits(fewest=3, most=5, enough_spread=0.05, enough_s=2e-3, sample_s=3e-4, most_calls=200)
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has nothing left to do."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -78,27 +72,6 @@ def time_backward(roots: list[torch.Tensor], device: str) -> float:
         roots.clear()
 
     return timed(run)[0]
-
-
-class Disturbance:
-    """Work as a training step has it, between two timed runs of code that a step runs once.
-
-    Timed again and again by itself, such code is 10 to 20 % faster than in a step, whose other parts push it and its
-    data out of the processor's caches.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, device=device)
-        self._x = torch.randn(2, 16, 64, device=device, requires_grad=True)
-        self._optimizer = torch.optim.AdamW(self._layer.parameters())
-
-    def run(self, layers: int = FEW_LAYERS) -> None:
-        """Forward and backward of so many transformer layers, and the optimizer of one."""
-        with torch.enable_grad(), torch.autocast(self._x.device.type, enabled=False):
-            for _ in range(layers):
-                self._layer(self._x).sum().backward()
-                self._layer.zero_grad()
-        self._optimizer.step()
 
 
 @dataclass
@@ -228,22 +201,31 @@ def differentiable(value: Any) -> list[torch.Tensor]:
 
 
 class OperatorTimes:
-    """Seconds of operators called in a row by themselves, as kernel keys are measured on a CPU. Zero elsewhere."""
+    """Seconds (at the reference's speed) of operators called in a row by themselves, as kernel keys are measured on a
+    CPU. Zero elsewhere.
+    """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, reference: HostReference) -> None:
         self.is_needed = device == "cpu"
+        self._reference = reference
         self._stopwatch = CpuStopwatch(OPERATOR_LIMITS)
         self._known: dict[str, float] = {}
 
     def total(self, calls: list[tuple[Any, Any, Any]]) -> float:
         """Of all these calls together."""
-        return sum(self._one(*call) for call in calls) if self.is_needed else 0.0
+        if not self.is_needed:
+            return 0.0
+        self._reference.beat()
+        return sum(self._one(*call) for call in calls)
 
     def _one(self, func: Any, args: Any, kwargs: Any) -> float:
         key = f"{func} {_spell(args)} {_spell(kwargs)}"
         if key not in self._known:
+            found_s: list[float] = []
             with torch.no_grad():
-                self._known[key] = self._stopwatch.measure(lambda: func(*args, **kwargs)).median_s
+                self._reference.note(found_s, self._stopwatch.measure(lambda: func(*args, **kwargs)).median_s)
+            self._reference.beat()
+            self._known[key] = found_s[0]
         return self._known[key]
 
 

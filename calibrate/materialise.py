@@ -10,6 +10,7 @@ import torch
 
 from calibrate.fills import Fill, fill_for, scalar_for
 from calibrate.saved import CPU_TWINS, SAVED, Saved
+from perfmodel.cost.kernels.work import is_list
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.ops import Argument, Operation, TensorSpec
 
@@ -63,10 +64,11 @@ def materialise(operation: Operation, device: str) -> Call:
         name, bound = twin.name, twin.arguments(bound)
     function = resolve(name)
     saved = SAVED.get(name.split(".")[1])
+    same = operation.same if name == operation.name else ()  # a twin takes other arguments
     if saved is None:
-        return _as_call(function, _values(function, bound, device))
+        return _as_call(function, _shared(bound, _values(function, bound, device), same))
     values = _values(function, {key: bound[key] for key in bound if key not in saved.outputs}, device)
-    return _as_call(function, values | _saved_values(saved, function, bound, values))
+    return _as_call(function, _shared(bound, values | _saved_values(saved, function, bound, values), same))
 
 
 def _bind(function: Any, operation: Operation) -> Bound:
@@ -101,6 +103,31 @@ def _value(base_name: str, name: str, value: Argument, bound: Bound, device: str
         ]
         return scalar_for(base_name, name, items, bound) if items and isinstance(items[0], float) else items
     return scalar_for(base_name, name, _plain(value, name, device), bound)
+
+
+def _shared(bound: Bound, values: dict[str, Any], same: tuple[int, ...]) -> dict[str, Any]:
+    """The values, a tensor that is passed again in place of its repetitions. same: as :class:`Operation` has it."""
+    if not same:
+        return values
+    made: list[Any] = []
+
+    def first_of(spec: Argument, value: Any) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return value
+        made.append(value)
+        first = made[same[len(made) - 1]]
+        return value if first is None else first
+
+    shared = dict(values)
+    for name, spec in bound.items():
+        if not is_list(spec):
+            chosen = first_of(spec, values.get(name))
+        else:
+            given = values.get(name, [None] * len(spec))  # type: ignore[arg-type]
+            chosen = [first_of(item, value) for item, value in zip(spec, given, strict=True)]  # type: ignore[arg-type]
+        if name in values:
+            shared[name] = chosen
+    return shared
 
 
 def _plain(value: Argument, name: str, device: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from calibrate.activity import Activity, Maker, observe
-from calibrate.cuda_timing import SynchronizesError
+from calibrate.cold import ColdCall, rounds_needed
+from calibrate.cuda_timing import CudaStopwatch, SynchronizesError
 from calibrate.draft import Draft
 from calibrate.jobs import Job
-from calibrate.materialise import materialise
+from calibrate.materialise import Call, materialise
 from calibrate.progress import Progress
-from calibrate.timing import Samples, Stopwatch
+from calibrate.timing import COLD_LIMITS, Samples, Stopwatch
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import KernelRecord
 
@@ -28,13 +29,15 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError, MemoryError, PerfMo
 
 
 class Bench:
-    """One device with its stopwatch."""
+    """One device with its stopwatch. cache_bytes: size of its last-level cache; 0 where calls are not timed cold."""
 
-    def __init__(self, device: str, stopwatch: Stopwatch) -> None:
+    def __init__(self, device: str, stopwatch: Stopwatch, cache_bytes: int = 0) -> None:
         self.device = device
         self._stopwatch = stopwatch
+        self._cache_bytes = cache_bytes
+        self._cold_stopwatch = stopwatch.limited(COLD_LIMITS) if isinstance(stopwatch, CudaStopwatch) else stopwatch
 
-    def make(self, job: Job) -> Callable[[], object]:
+    def make(self, job: Job) -> Call:
         """The job's call, with real arguments."""
         return materialise(job.operation, self.device)
 
@@ -48,19 +51,35 @@ class Bench:
         """
         try:
             with tf32(self.device, job.tf32), torch.no_grad():
-                samples = self._stopwatch.measure(self.make(job))
+                call = self.make(job)
+                samples = self._stopwatch.measure(call)
+                cold_time_s = self._cold_time_s(job, call, samples)
         except SynchronizesError:
             return KernelRecord(origin=job.origin), None
         except FAILURES as error:
             reason = failure(error)
         else:
-            return self._record(job, samples), samples
+            return self._record(job, samples, cold_time_s), samples
         self._recover(job)
         return KernelRecord(origin=job.origin, error=reason), None
 
-    def _record(self, job: Job, samples: Samples) -> KernelRecord:
+    def _cold_time_s(self, job: Job, call: Call, samples: Samples) -> float | None:
+        """Seconds of a scenario's call with nothing in the cache; None where that fails or is not asked for."""
+        if job.origin != "scenario" or self._cache_bytes <= 0:
+            return None
+        rounds = rounds_needed(job.operation, self._cache_bytes)
+        if rounds == 1:
+            return max(samples.median_s, SHORTEST_S)
+        try:
+            return max(self._cold_stopwatch.measure(ColdCall(call, rounds, self.device)).median_s, SHORTEST_S)
+        except (SynchronizesError, *FAILURES):
+            self._recover(job)
+            return None
+
+    def _record(self, job: Job, samples: Samples, cold_time_s: float | None) -> KernelRecord:
         return KernelRecord(
             time_s=max(samples.median_s, SHORTEST_S),
+            cold_time_s=cold_time_s,
             spread=samples.spread,
             samples=len(samples.values_s),
             kernels=None if self.device == "cuda" else 1,

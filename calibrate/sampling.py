@@ -135,10 +135,12 @@ def activation_ladder(
     return [_activation(dtype, elements, width) for elements in powers(low, high, count)]
 
 
-def row_shapes(seed: str, count: int, lengths: tuple[int, int], elements: tuple[int, int]) -> list[tuple[int, int]]:
-    """(rows, row length): Latin hypercube over length and elements."""
+def row_shapes(
+    seed: str, count: int, rows: tuple[int, int], lengths: tuple[int, int], most: float
+) -> list[tuple[int, int]]:
+    """(rows, row length) by Latin hypercube: rows in multiples of 32, fewer where elements would exceed ``most``."""
     draw = random.Random(seed)
     return [
-        (max(4, 4 * round(size / length / 4)), rounded(length, draw))
-        for length, size in latin_hypercube(seed, count, lengths, elements)
+        (max(32, 32 * round(min(tall, most / wide) / 32)), rounded(wide, draw))
+        for tall, wide in latin_hypercube(seed, count, rows, lengths)
     ]

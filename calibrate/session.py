@@ -165,7 +165,7 @@ class _Session:
         if general:
             self._constants_of_memory()
         stopwatch = self._stopwatch()
-        bench = Bench(self.device, stopwatch)
+        bench = Bench(self.device, stopwatch, self.draft.profile.device.l2_bytes)
         if general:
             self._general_before(bench, stopwatch)
         if only:
@@ -190,6 +190,8 @@ class _Session:
             self._sentinels(bench, "start")
             self._grid(bench)
             self._sentinels(bench, "middle")
+        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and not self._is_done("cache"):
+            self._cache(bench, stopwatch)
         self._once("host", self._host)
 
     def _general_after(self, bench: Bench) -> None:
@@ -210,6 +212,14 @@ class _Session:
             spacing_s = empty_kernel_s(stopwatch)
             self._note("launch", {"empty_kernel_s": spacing_s})
             self.draft.update(launch=launch_constants(stopwatch, spacing_s))
+
+    def _cache(self, bench: Bench, stopwatch: CudaStopwatch) -> None:
+        from calibrate.cache import measure_cache
+
+        if not self._is_warm:
+            self._soak(bench, SHORT_SOAK_S)
+        self.progress.stage("cache", None)
+        self._once("cache", lambda: self.draft.update(cache=measure_cache(stopwatch)))
 
     def _grid(self, bench: Bench) -> None:
         from calibrate.grid import grid_operations

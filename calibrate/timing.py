@@ -43,6 +43,7 @@ class Limits:
 
 
 CUDA_LIMITS = Limits()
+COLD_LIMITS = Limits(fewest=3, most=5, fewest_long=2, most_long=3, enough_s=0.02, enough_spread=0.01)
 CPU_LIMITS = Limits(fewest=5, most=15, enough_spread=0.02, enough_s=0.06, sample_s=2e-3, most_calls=1000)
 
 

@@ -6,13 +6,14 @@ from collections import Counter
 
 import numpy as np
 
-from perfmodel.cost.host import host_costs
+from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.residency import resident_shares
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Program, single_device_program
-from perfmodel.simulate.engine import simulate, simulate_one_clock, step_work
+from perfmodel.simulate.engine import launched_positions, simulate, simulate_one_clock, step_work
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import Timeline
@@ -28,11 +29,20 @@ __all__ = ["predict"]
 PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s"}
 
 
-def predict(scenario: Scenario, profile: Profile, *, exact: bool = True, allow_import: bool = False) -> Prediction:
+def predict(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    exact: bool = True,
+    allow_import: bool = False,
+    host_reference_s: float | None = None,
+) -> Prediction:
     """How ``scenario`` behaves on the machine of ``profile``.
 
     exact: use kernel times measured for scenarios; without, only what the general grid tells.
     allow_import: the scenario's own model may be imported (which executes it) if its trace is not at hand.
+    host_reference_s: the host's speed, as what one run of the profile's host reference takes; by default, the speed at
+    which the profile was measured.
 
     Raises
     ------
@@ -43,7 +53,7 @@ def predict(scenario: Scenario, profile: Profile, *, exact: bool = True, allow_i
     trace = get_trace(scenario, allow_import=allow_import)
     program = single_device_program(trace, scenario.training.gradient_accumulation)
     costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32, exact=exact)
-    timeline = _timeline(program, costs, profile, scenario)
+    timeline = _timeline(program, costs, profile, scenario, host_reference_s)
     kernels = _kernel_uses(timeline, trace, costs, scenario)
     breakdown = _breakdown(timeline)
     return Prediction(
@@ -52,7 +62,7 @@ def predict(scenario: Scenario, profile: Profile, *, exact: bool = True, allow_i
         program=program,
         timeline=timeline,
         memory=simulate_memory(program, profile, scenario.matmul_tf32) if profile.device.kind == "cuda" else None,
-        interval_s=step_interval_s(timeline.step_time_s, kernels, breakdown["host_bound_s"]),
+        interval_s=step_interval_s(timeline.step_time_s, kernels, breakdown["host_bound_s"], host_spread(profile)),
         kernels=kernels,
         breakdown=breakdown,
         bottleneck=_bottleneck(breakdown, kernels),
@@ -75,21 +85,40 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
 
 
-def _timeline(program: Program, costs: list[KernelCost], profile: Profile, scenario: Scenario) -> Timeline:
-    device_s = np.array([cost.time_s for cost in costs])
+def _timeline(
+    program: Program,
+    costs: list[KernelCost],
+    profile: Profile,
+    scenario: Scenario,
+    host_reference_s: float | None,
+) -> Timeline:
     kernels = np.array([cost.kernels for cost in costs])
-    host_s = host_costs(program, profile, scenario.precision)
-    work = step_work(program, device_s, kernels, host_s)
+    positions = launched_positions(program, kernels)
+    duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
+    host_s = host_costs(program, profile, scenario.precision) * host_slowness(profile, host_reference_s)
+    work = step_work(program, duration_s, kernels, host_s)
     if profile.device.kind == "cpu":
         return simulate_one_clock(program, work)
     return simulate(program, work, profile.launch)
 
 
+def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], capacity_bytes: float) -> np.ndarray:
+    """Seconds of each launch: t = cold - (cold - warm) x share, of what it finds in the cache against repeating alone."""
+    operation = program.instructions.a[positions]
+    warm_s = np.array([cost.time_s for cost in costs])[operation]
+    cold_s = np.array([cost.cold_time_s for cost in costs])[operation]
+    if np.array_equal(warm_s, cold_s):
+        return np.asarray(warm_s)
+    return np.asarray(cold_s - (cold_s - warm_s) * resident_shares(program, capacity_bytes, positions))
+
+
 def _kernel_uses(timeline: Timeline, trace: Trace, costs: list[KernelCost], scenario: Scenario) -> tuple[KernelUse, ...]:
-    counts = Counter(timeline.operation.tolist())
+    """Distinct operators of the step, largest first; their totals add up to the time that the device is busy."""
+    counts = np.bincount(timeline.operation, minlength=len(costs))
+    totals_s = np.bincount(timeline.operation, weights=timeline.end_s - timeline.start_s, minlength=len(costs))
     uses = [
-        KernelUse(kernel_key(trace.operations[index], scenario.matmul_tf32), costs[index], count)
-        for index, count in counts.items()
+        KernelUse(kernel_key(trace.operations[i], scenario.matmul_tf32), costs[i], int(counts[i]), float(totals_s[i]))
+        for i in np.flatnonzero(counts).tolist()
     ]
     return tuple(sorted(uses, key=lambda use: -use.total_s))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from perfmodel.api import predict
+from perfmodel.cost.host import REFERENCE
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.hardware.measurement import Measurement, load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
@@ -19,7 +20,8 @@ def predict_measured(
     *,
     allow_import: bool = False,
 ) -> list[Pair]:
-    """Predict each measurement below ``directory``, with and without kernel times measured for scenarios.
+    """Predict each measurement below ``directory``, with and without kernel times measured for scenarios, and at the
+    host speed measured beside its steps.
 
     Parameters
     ----------
@@ -64,4 +66,8 @@ def _pair(measurement: Measurement, where: str, profile_name: str | None, allow_
         without = predict(scenario, profile, exact=False, allow_import=allow_import)
     except PerfModelError:  # an operator that no curve covers; the card counts these
         without = None
-    return Pair(measurement, prediction, without)
+    host_reference_s = measurement.median_host_reference_s
+    at_host = None
+    if host_reference_s is not None and REFERENCE in profile.host:
+        at_host = predict(scenario, profile, allow_import=allow_import, host_reference_s=host_reference_s)
+    return Pair(measurement, prediction, without, at_host)

@@ -11,12 +11,13 @@ import math
 import statistics
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from calibrate.host_reference import HostReference
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.hardware.measurement import Measurement, StepMemory
@@ -37,6 +38,8 @@ from validate.recording import AllocatorHistory, record_trace
 
 MEMORY_STEPS = 3
 LEAD_IN_STEPS = 3
+BLOCK_S = 0.5  # of steps between two looks at the host's speed
+FEWEST_BLOCKS, LEAST_BLOCK_STEPS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,16 @@ class Effort:
 
     def synced_steps(self, step_s: float) -> int:
         return min(max(math.ceil(self.synced_s / step_s), self.least_synced_steps), self.most_steps)
+
+
+@dataclass
+class Steady:
+    """The steady loop: seconds of steps and of their phases; steps in each block; and the host reference after it."""
+
+    step_s: list[float] = field(default_factory=list)
+    phases_s: dict[str, list[float]] = field(default_factory=dict)
+    blocks: list[int] = field(default_factory=list)
+    host_reference_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -113,14 +126,15 @@ def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch
     step_s, warmup_steps = _warm_up(step, effort)
     readings = reading.values() if reading is not None else {}
     scale = _scale(step)
-    steady_s, phases_s = _steady(step, effort.steady_steps(step_s))
+    used_bytes, device_bytes = _device_memory(device)
+    reference = HostReference(device.type)
+    steady = _steady(step, _blocks(effort.steady_steps(step_s), step_s), reference)
     synced_s = _synced(step, effort.synced_steps(step_s))
     if _scale(step) < scale:
         raise PerfModelError(
             f"{request.name}: every step must run its optimizer (the loss scale fell from {scale}, so some were "
             "skipped). Measure again with a longer warm-up."
         )
-    used_bytes, device_bytes = _device_memory(device)
     if request.trace is not None:
         record_trace(step, Path(request.trace))
     return Measurement.model_validate(
@@ -131,9 +145,8 @@ def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch
             "scenario": resolved_scenario(scenario),
             "provenance": machine(device) | ({"nvidia_smi": readings} if readings else {}),
             "warmup_steps": warmup_steps,
-            "step_s": steady_s,
             "synced_step_s": synced_s,
-            "phases_s": phases_s,
+            **asdict(steady),
             "memory": memory,
             "device_used_bytes": used_bytes,
             "device_bytes": device_bytes,
@@ -202,10 +215,34 @@ def _warm_up(step: TrainingStep, effort: Effort) -> tuple[float, int]:
     return statistics.median(durations_s[len(durations_s) // 2 :]), MEMORY_STEPS + len(durations_s)
 
 
-def _steady(step: TrainingStep, count: int) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    """``count`` steps one after another without synchronisation, behind a few that let the host run ahead."""
+def _blocks(count: int, step_s: float) -> list[int]:
+    """Divide ``count`` steps evenly into blocks of about ``BLOCK_S``; none has fewer than the least, but at the end.
+
+    >>> _blocks(60, 0.03), _blocks(12, 2.0), _blocks(5, 0.01)
+    ([15, 15, 15, 15], [4, 4, 4], [3, 2])
+    """
+    wanted = max(min(math.ceil(BLOCK_S / step_s), math.ceil(count / FEWEST_BLOCKS)), LEAST_BLOCK_STEPS)
+    blocks = math.ceil(count / wanted)
+    return [count // blocks + (index < count % blocks) for index in range(blocks)]
+
+
+def _steady(step: TrainingStep, blocks: list[int], reference: HostReference) -> Steady:
+    """Blocks of steps without synchronisation, after each of which the host's speed is taken."""
+    found = Steady(blocks=blocks)
     gc.collect()
     gc.freeze()  # else a collection walks every object of every library in the middle of a step
+    for count in blocks:
+        step_s, phases_s = steps_of(_block(step, count))
+        found.host_reference_s.append(reference.sample())
+        found.step_s += step_s
+        for phase, samples_s in phases_s.items():
+            found.phases_s.setdefault(phase, []).extend(samples_s)
+    gc.unfreeze()
+    return found
+
+
+def _block(step: TrainingStep, count: int) -> list[tuple[str, int, float]]:
+    """Intervals of ``count`` steps one after another, behind a few that let the host run ahead."""
     _synchronize(step)
     most_marks = 3 + 2 * step.scenario.training.gradient_accumulation
     clock: Clock = CudaClock(count * most_marks) if step.device_type == "cuda" else HostClock()
@@ -214,8 +251,7 @@ def _steady(step: TrainingStep, count: int) -> tuple[tuple[float, ...], dict[str
     for _ in range(count):
         step.run(clock.mark)
     clock.stop()
-    gc.unfreeze()
-    return steps_of(clock.intervals())
+    return clock.intervals()
 
 
 def _synced(step: TrainingStep, count: int) -> tuple[float, ...]:

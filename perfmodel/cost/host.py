@@ -12,6 +12,7 @@ A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecor
     optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
     zero_grad, clip, scaler         likewise
     backward, autocast              Tensor.backward() around its nodes; entering and leaving autocast
+    reference                       the fixed work by whose speed on this host all of these were measured
 
 `` amp`` ends a key measured under autocast, `` no-grad`` one measured without recording for backward. On a CPU, where
 operator times contain their dispatch, every key holds what comes on top of its operators.
@@ -33,6 +34,8 @@ from perfmodel.workload.trace_file import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
 AMP, NO_GRAD = "amp", "no-grad"
+REFERENCE = "reference"
+LEAST_SPREAD = 0.05  # of a host's speed, relative
 
 
 def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray:
@@ -52,7 +55,7 @@ def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray
     Returns
     -------
     np.ndarray
-        Seconds, one entry an instruction.
+        Seconds, one entry an instruction, at the host speed of the profile (see :func:`host_slowness`).
 
     Notes
     -----
@@ -65,6 +68,21 @@ def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray
     _add_phases(event_s, program, structure, costs)
     parts = [event_s[run.segment.start : run.segment.stop] for run in program.runs]
     return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def host_slowness(profile: Profile, host_reference_s: float | None) -> float:
+    """How many times the profile's host costs a host takes on which the reference run takes ``host_reference_s``.
+
+    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown.
+    """
+    known = profile.host.get(REFERENCE)
+    return 1.0 if known is None or host_reference_s is None else host_reference_s / known.time_s
+
+
+def host_spread(profile: Profile) -> float:
+    """Relative spread of the host's speed: how far the profile's reference wandered, and no less than LEAST_SPREAD."""
+    known = profile.host.get(REFERENCE)
+    return LEAST_SPREAD if known is None else max(known.spread, LEAST_SPREAD)
 
 
 def key_flags(workload: dict[str, Any], precision: str) -> tuple[str, ...]:

@@ -41,8 +41,10 @@ class Measurement(_Section):
 
     scenario: as resolved when it ran. split: ``tuning`` or ``held-out``, fixed before it ran. group: the class the
     accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad, forward,
-    backward, clip, optimizer), one a step, micro-batches added up. memory: steps 1, 2, 3. device_used_bytes: all
-    that the process held at the end.
+    backward, clip, optimizer), one a step, micro-batches added up. blocks: how many of the steps ran in a row before
+    the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose time the
+    profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3.
+    device_used_bytes: all that the process held after warm-up.
     """
 
     version: Literal[1] = 1
@@ -55,6 +57,8 @@ class Measurement(_Section):
     step_s: tuple[float, ...]
     synced_step_s: tuple[float, ...]
     phases_s: dict[str, tuple[float, ...]]
+    blocks: tuple[int, ...] = ()
+    host_reference_s: tuple[float, ...] = ()
     memory: tuple[StepMemory, ...] = ()
     device_used_bytes: int | None = None
     device_bytes: int | None = None
@@ -69,6 +73,10 @@ class Measurement(_Section):
 
     def median_phase_s(self, phase: str) -> float:
         return statistics.median(self.phases_s[phase])
+
+    @property
+    def median_host_reference_s(self) -> float | None:
+        return statistics.median(self.host_reference_s) if self.host_reference_s else None
 
     @property
     def spread(self) -> float:

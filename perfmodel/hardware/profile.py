@@ -21,6 +21,7 @@ from perfmodel.files import read_json, upgrade, write_atomically
 PROFILE_VERSION = 1
 CATALOG = Path(__file__).parent / "catalog"
 REMEDY = "Measure it again with `perfmodel calibrate`."
+USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,17 +63,30 @@ class Launch(_Section):
     synchronize_s: NotNegative = 0.0
 
 
+class Cache(_Section):
+    """What the last-level cache does, measured by streaming over ever larger buffers.
+
+    capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.residency`. miss_s_per_byte: what a byte
+    costs more when it comes from memory and not from the cache. None where not measured.
+    """
+
+    capacity_bytes: Positive | None = None
+    miss_s_per_byte: NotNegative | None = None
+
+
 class KernelRecord(_Section):
     """One operator call, measured alone under its kernel key.
 
     time_s: median time one call adds to a busy stream of changing kernels, warm: its kernels and the gaps around them;
     None where it failed.
+    cold_time_s: the same when nothing it touches is in the cache; None where not measured.
     kernels: device launches of one call. memory_script: what the call asks the caching allocator for, in order: +n
     allocates n bytes, -k frees the script's k-th allocation (from 1); what is never freed are its outputs.
     origin: ``grid`` (general calibration) or ``scenario`` (asked for by one). error: why there is no time.
     """
 
     time_s: Positive | None = None
+    cold_time_s: Positive | None = None
     spread: NotNegative = 0.0
     samples: int = 0
     kernels: int | None = None
@@ -82,7 +96,11 @@ class KernelRecord(_Section):
 
 
 class HostRecord(_Section):
-    """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`)."""
+    """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`).
+
+    All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's seconds; its
+    spread says how far the speed wandered.
+    """
 
     time_s: float
     spread: NotNegative = 0.0
@@ -131,12 +149,20 @@ class Profile(_Section):
     device: Device
     gpus: int = 1
     launch: Launch = Launch()
+    cache: Cache = Cache()
     kernels: dict[str, KernelRecord] = {}
     host: dict[str, HostRecord] = {}
     curves: dict[str, CurveRecord] = {}
     memory: MemoryConstants = MemoryConstants()
     power: Power = Power()
     unstable: tuple[str, ...] = ()
+
+    @property
+    def cache_capacity_bytes(self) -> float:
+        """What stays in the last-level cache: measured, or else the usual share of its size; 0 without one."""
+        if self.cache.capacity_bytes is not None:
+            return self.cache.capacity_bytes
+        return USUAL_CAPACITY * self.device.l2_bytes
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -54,12 +54,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Equally long columns: kind, a, b as in the trace; run: index into the program's runs."""
+    """Equally long columns: kind, a, b as in the trace; run: index into the program's runs; event: into the trace's."""
 
     kind: np.ndarray
     a: np.ndarray
     b: np.ndarray
     run: np.ndarray
+    event: np.ndarray
 
     @cached_property
     def launches(self) -> np.ndarray:
@@ -70,7 +71,7 @@ class Instructions:
 def _columns(events: StepEvents, runs: tuple[PhaseRun, ...]) -> Instructions:
     if not runs:
         empty = np.zeros(0, dtype=np.int64)
-        return Instructions(empty, empty, empty, empty)
+        return Instructions(empty, empty, empty, empty, empty)
     slices = [slice(run.segment.start, run.segment.stop) for run in runs]
     lengths = [part.stop - part.start for part in slices]
     return Instructions(
@@ -78,6 +79,7 @@ def _columns(events: StepEvents, runs: tuple[PhaseRun, ...]) -> Instructions:
         np.concatenate([events.a[part] for part in slices]),
         np.concatenate([events.b[part] for part in slices]),
         np.repeat(np.arange(len(runs)), lengths),
+        np.concatenate([np.arange(part.start, part.stop) for part in slices]),
     )
 
 

@@ -33,25 +33,29 @@ PHASES_OF_PART = {"forward": ("forward",), "backward": ("backward",), "optimizer
 QUANTITIES = ("step", "synced_step", "forward", "backward", "optimizer", "peak_allocated", "peak_reserved")
 VERSION_KEYS = ("gpu", "driver", "cuda", "torch", "cudnn", "nccl", "transformers", "python")
 WITHOUT_EXACT_KEYS = "step_without_exact_keys"
+AT_MEASURED_HOST = "step_at_measured_host_speed"
 
 
 @dataclass(frozen=True)
 class Pair:
     """One measurement with what was predicted for it, with and without kernel times measured for scenarios.
 
-    without_exact_keys: None where the general grid does not cover all its operators.
+    without_exact_keys: None where the general grid does not cover all its operators. at_measured_host: at the host
+    speed that was measured beside the steps; None where it was not.
     """
 
     measurement: Measurement
     prediction: Prediction
     without_exact_keys: Prediction | None
+    at_measured_host: Prediction | None = None
 
 
 @dataclass(frozen=True)
 class Case:
     """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
     what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
-    lies in the predicted 90 % interval. versions: of the machine and libraries that were measured.
+    lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
+    samples of the host's speed beside the steps.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Case:
     profile: str
     versions: dict[str, str]
     scenario_digest: str
+    host_reference_s: tuple[float, ...] = ()
 
     def error(self, quantity: str) -> float | None:
         """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
@@ -113,6 +118,14 @@ class Card:
             bias=statistics.fmean(errors.values()),
         )
 
+    def host_references(self) -> dict[str, list[float]]:
+        """All samples of the host's speed in seconds, by profile."""
+        found: dict[str, list[float]] = {}
+        for case in self.cases:
+            if case.host_reference_s:
+                found.setdefault(case.profile, []).extend(case.host_reference_s)
+        return found
+
     def repeated(self) -> list[tuple[str, list[Case]]]:
         """Scenarios that were measured more than once, with their cases."""
         ordered = sorted(self.cases, key=lambda case: case.scenario_digest)
@@ -145,6 +158,9 @@ def _case(pair: Pair) -> Case:
         predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
     measured = _measured(measurement)
     measured[WITHOUT_EXACT_KEYS] = measured["step"]
+    if pair.at_measured_host is not None:
+        predicted[AT_MEASURED_HOST] = pair.at_measured_host.step_time_s
+        measured[AT_MEASURED_HOST] = measured["step"]
     low_s, high_s = prediction.interval_s
     return Case(
         name=measurement.name,
@@ -158,6 +174,7 @@ def _case(pair: Pair) -> Case:
         profile=prediction.profile.name,
         versions=_versions(measurement.provenance),
         scenario_digest=workload_digest({key: value for key, value in measurement.scenario.items() if key != "name"}),
+        host_reference_s=measurement.host_reference_s,
     )
 
 
@@ -193,10 +210,11 @@ def _versions(provenance: dict[str, Any]) -> dict[str, str]:
 def worsened(card: Card, before: Card) -> list[str]:
     """A sentence for each class that got worse than in ``before`` by more than LARGEST_WORSENING, or that has vanished.
 
-    Judged by the mean absolute error of the step time, of the step time without exact keys and of the memory peaks.
+    Judged by the mean absolute error of the step time, the same without exact keys and at the measured host speed, and
+    of the memory peaks.
     """
     found = []
-    for quantity in ("step", WITHOUT_EXACT_KEYS, "peak_allocated", "peak_reserved"):
+    for quantity in ("step", WITHOUT_EXACT_KEYS, AT_MEASURED_HOST, "peak_allocated", "peak_reserved"):
         for group in [None, *before.groups]:
             old, new = before.statistics(quantity, group), card.statistics(quantity, group)
             what = f"{quantity.replace('_', ' ')} of {group or 'all cases'}"
@@ -236,7 +254,7 @@ def save_card(card: Card, markdown: str, path: Path) -> list[Path]:
 
 def card_json(card: Card) -> dict[str, Any]:
     """The card as plain data, rounded to what a comparison can see."""
-    summary = {quantity: _summary(card, quantity) for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS)}
+    summary = {quantity: _summary(card, quantity) for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS, AT_MEASURED_HOST)}
     return {"version": CARD_VERSION, "summary": summary, "cases": [_rounded(asdict(case)) for case in card.cases]}
 
 
@@ -257,9 +275,13 @@ def load_card(path: Path) -> Card:
     """
     data = upgrade(path, read_json(path, "an accuracy card", REMEDY), CARD_VERSION, {}, REMEDY)
     try:
-        return Card(tuple(Case(**case) for case in data["cases"]))
+        return Card(tuple(_loaded(case) for case in data["cases"]))
     except (KeyError, TypeError) as error:
         raise PerfModelError(f"{path}: an accuracy card must hold whole cases ({error}). {REMEDY}") from error
+
+
+def _loaded(case: dict[str, Any]) -> Case:
+    return Case(**{**case, "host_reference_s": tuple(case.get("host_reference_s", ()))})
 
 
 def _rounded(value: Any) -> Any:
@@ -268,4 +290,6 @@ def _rounded(value: Any) -> Any:
         return float(f"{value:.7g}")
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(part) for part in value]
     return value

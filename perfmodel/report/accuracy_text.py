@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from perfmodel.report.accuracy import QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
+from perfmodel.report.accuracy import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
 from perfmodel.units import format_bytes, format_seconds
 
 INTRODUCTION = """# Accuracy
@@ -18,8 +19,13 @@ signed ones. Held-out cases were named before they were measured and their steps
 Drawn up by `perfmodel compare` from the measurement files, without a GPU; `make accuracy` does it again."""
 
 GRID_ONLY = "Only the general grid and its fitted curves; no kernel was measured for these scenarios."
+HOST_SPEED = (
+    "Machines that share their cores wander in speed by themselves, so here each step is predicted at the host speed "
+    "that a fixed reference workload had between its measured steps."
+)
 SECTIONS = (
     ("step", "Step time", "Steady state: no synchronisation between steps."),
+    (AT_MEASURED_HOST, "Step time at measured host speed", HOST_SPEED),
     (WITHOUT_EXACT_KEYS, "Step time without exact keys", GRID_ONLY),
     ("synced_step", "Step time with a synchronisation after each step", ""),
     ("forward", "Forward", ""),
@@ -30,6 +36,7 @@ SECTIONS = (
 )
 COLUMNS = {
     "step": "step",
+    AT_MEASURED_HOST: "at measured host speed",
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
@@ -69,7 +76,7 @@ def case_table(card: Card) -> RenderableType:
         table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True, header_style="cyan")
     for case in card.cases:
         name = case.name
-        for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS):
+        for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS, AT_MEASURED_HOST):
             error = case.error(quantity)
             if error is None:
                 continue
@@ -87,6 +94,8 @@ def _percent(text: str) -> str:
 def _section(card: Card, quantity: str, title: str, remark: str) -> str:
     if quantity == WITHOUT_EXACT_KEYS:
         remark += _not_covered(card)
+    if quantity == AT_MEASURED_HOST:
+        remark += _wander(card)
     rows = [(split, card.statistics(quantity, split=split)) for split in ("held-out", "tuning")]
     rows.append(("all", card.statistics(quantity)))
     rows += [(f"class {group}", card.statistics(quantity, group)) for group in card.groups]
@@ -100,6 +109,20 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
 def _not_covered(card: Card) -> str:
     count = sum(WITHOUT_EXACT_KEYS not in case.predicted for case in card.cases)
     return f" {count} cases have operators that no curve covers, and are left out." if count else ""
+
+
+def _wander(card: Card) -> str:
+    """A sentence for each profile."""
+    return "".join(_wander_of(profile, samples_s) for profile, samples_s in card.host_references().items())
+
+
+def _wander_of(profile: str, samples_s: list[float]) -> str:
+    median_s = statistics.median(samples_s)
+    spread = statistics.pstdev(samples_s) / median_s
+    return (
+        f" Beside all measurements of {profile} that reference took {format_seconds(median_s)} in the median, with a "
+        f"spread of {spread:.1%}, from {format_seconds(min(samples_s))} to {format_seconds(max(samples_s))}."
+    )
 
 
 def _statistics_cells(name: str, found: Statistics) -> list[str]:
@@ -125,7 +148,8 @@ def _every_case(card: Card) -> str:
 
 def _error(case: Case, quantity: str) -> str:
     error = case.error(quantity)
-    return "" if error is None else f"{error:+.2%}"
+    missing = "-" if quantity == AT_MEASURED_HOST else ""
+    return missing if error is None else f"{error:+.2%}"
 
 
 def _interval_coverage(card: Card) -> str:

@@ -164,13 +164,13 @@ def plot_roofline(prediction: Prediction, ax: Axes | None = None) -> Axes:
     shown = [
         use
         for use in prediction.kernels
-        if use.cost.bytes > 0 and use.cost.flops / use.cost.bytes > LEAST_INTENSITY and use.cost.time_s > 0
+        if use.cost.bytes > 0 and use.cost.flops / use.cost.bytes > LEAST_INTENSITY and use.total_s > 0
     ]
     busy_s = sum(use.total_s for use in prediction.kernels) or 1.0
     for use in shown:
         ax.scatter(
             use.cost.flops / use.cost.bytes,
-            use.cost.flops / use.cost.time_s,
+            use.cost.flops / use.mean_s,
             s=40 + 3000 * use.total_s / busy_s,
             color=colours[use.cost.kind],
             alpha=0.6,

@@ -181,7 +181,7 @@ def _top_kernels(prediction: Prediction) -> Table:
     for use in prediction.kernels[:TOP_KERNELS]:
         share = f"{use.total_s / busy_s:.0%}".replace("%", " %") if busy_s else ""
         operator = Text(use.key.removeprefix("aten.").replace(".default(", "(", 1), overflow="ellipsis", no_wrap=True)
-        each = format_seconds(use.cost.time_s)
+        each = format_seconds(use.mean_s)
         table.add_row(format_seconds(use.total_s), share, str(use.count), each, use.cost.source, operator)
     return table
 

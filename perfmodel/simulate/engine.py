@@ -41,15 +41,24 @@ class StepWork:
     wait_position: np.ndarray
 
 
-def step_work(program: Program, device_s: np.ndarray, kernels: np.ndarray, host_s: np.ndarray) -> StepWork:
-    """Columns of a step: device_s, kernels by distinct operation (0 where nothing is launched), host_s by instruction."""
+def launched_positions(program: Program, kernels: np.ndarray) -> np.ndarray:
+    """Where the launches stand among the instructions. kernels: by distinct operation, 0 where nothing is launched."""
     columns = program.instructions
     positions = columns.launches
-    launched = positions[kernels[columns.a[positions]] > 0]
-    operation = columns.a[launched]
+    return np.asarray(positions[kernels[columns.a[positions]] > 0])
+
+
+def step_work(program: Program, duration_s: np.ndarray, kernels: np.ndarray, host_s: np.ndarray) -> StepWork:
+    """Columns of a step.
+
+    duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
+    instruction.
+    """
+    columns = program.instructions
+    launched = launched_positions(program, kernels)
     wait_position = np.flatnonzero(columns.kind == EventKind.SYNC)
     waits = np.searchsorted(launched, wait_position)
-    return StepWork(launched, device_s[operation], kernels[operation], host_s, waits, wait_position)
+    return StepWork(launched, duration_s, kernels[columns.a[launched]], host_s, waits, wait_position)
 
 
 @dataclass

@@ -17,6 +17,7 @@ import numpy as np
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import PhaseRun, Program
+from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory_actions import (
     Actions,
@@ -24,7 +25,6 @@ from perfmodel.simulate.memory_actions import (
     first_of_repeat,
     memory_scripts,
     persistent_actions,
-    renamed_on_repeat,
 )
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
 

@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelUse:
-    """One distinct operator of the step: its kernel key, what one call costs, and how often the step runs it."""
+    """One distinct operator of the step.
+
+    key: its kernel key. cost: what one call costs alone. count: how often the step runs it. total_s: device seconds of
+    these runs in the step, each as warm as it finds the cache.
+    """
 
     key: str
     cost: KernelCost
     count: int
+    total_s: float
 
     @property
-    def total_s(self) -> float:
-        return self.count * self.cost.time_s
+    def mean_s(self) -> float:
+        return self.total_s / self.count
 
 
 @dataclass(frozen=True)

@@ -21,22 +21,23 @@ NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
 # Relative standard deviation of a class in a step against alone; prior, see the module.
 IN_SITU = {"gemm": 0.01, "attention": 0.01, "convolution": 0.02, "optimizer": 0.01}
 IN_SITU_OTHER = 0.02
-HOST = 0.05
 
 
-def step_interval_s(step_time_s: float, kernels: Iterable[KernelUse], idle_s: float) -> tuple[float, float]:
+def step_interval_s(
+    step_time_s: float, kernels: Iterable[KernelUse], idle_s: float, host_spread: float
+) -> tuple[float, float]:
     """5th and 95th percentile of the step.
 
-    idle_s: device seconds spent waiting for the host.
+    idle_s: device seconds spent waiting for the host. host_spread: relative, of the host's speed.
     """
     uses = sorted(kernels, key=lambda use: _family(use.cost.kind))
     keys = sum((use.total_s * use.cost.spread) ** 2 for use in uses)
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    half_s = NORMAL_90 * float(np.sqrt(keys + classes + (idle_s * HOST) ** 2))
+    half_s = NORMAL_90 * float(np.sqrt(keys + classes + (idle_s * host_spread) ** 2))
     return max(step_time_s - half_s, 0.0), step_time_s + half_s
 
 
 def _family(kind: str) -> str:
-    return kind.split("_")[0]
+    return kind.split("_", maxsplit=1)[0]

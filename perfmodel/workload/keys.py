@@ -6,8 +6,12 @@ the scalars that choose a kernel, and whether TF32 may be used. The text is read
     aten.mm.default(float32[2048,2560], float32[2560,10240]{1,2560})
     aten.mm.default(float32[2048,2560], float32[2560,10240]{1,2560}) tf32
     aten._foreach_sqrt.default([260 float32 2568276480 5f3a9c01])
+    aten.mul.Tensor(float32[8,8], float32[8,8]) same=1:0
+    aten._foreach_addcmul_.Scalar([260 ...], [260 ...], [260 ...], float) same=520:260x260
 
-Long tensor lists (over 4) are written as count, dtype, total elements and a digest of all their texts.
+Long tensor lists (over 4) are written as count, dtype, total elements and a digest of all their texts. ``same`` says
+which tensor arguments (counted from 0, lists flattened) are the same tensor as an earlier one: 520:260x260 reads
+"argument 520 is argument 260, and so on for 260 arguments"; many such runs are written as a digest.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
+from perfmodel.workload.ops import Argument, Operation, TensorSpec, repeated_runs
 
 LONGEST_SPELT_LIST = 4
 
@@ -37,7 +41,7 @@ def kernel_key(operation: Operation, matmul_tf32: bool = False, convolution_tf32
     parts = [_text(argument, scalars_matter) for argument in operation.inputs]
     parts += [f"{name}={_text(value, scalars_matter)}" for name, value in operation.keywords]
     suffix = " tf32" if uses_tf32(operation, matmul_tf32, convolution_tf32) else ""
-    return f"{operation.name}({', '.join(parts)}){suffix}"
+    return f"{operation.name}({', '.join(parts)}){suffix}{_same_text(operation)}"
 
 
 def uses_tf32(operation: Operation, matmul_tf32: bool, convolution_tf32: bool) -> bool:
@@ -46,6 +50,16 @@ def uses_tf32(operation: Operation, matmul_tf32: bool, convolution_tf32: bool) -
         operation.base_name in CONVOLUTIONS and convolution_tf32
     )
     return allowed and any(spec.dtype == "float32" for spec in operation.input_tensors())
+
+
+def _same_text(operation: Operation) -> str:
+    runs = repeated_runs(operation.same)
+    if not runs:
+        return ""
+    text = ",".join(f"{position}:{first}" + (f"x{count}" if count > 1 else "") for position, first, count in runs)
+    if len(runs) > LONGEST_SPELT_LIST:
+        text = f"{len(runs)} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f" same={text}"
 
 
 def _text(argument: Argument, scalars_matter: bool) -> str:

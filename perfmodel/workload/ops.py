@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, Union
 
 from perfmodel.errors import PerfModelError
@@ -97,6 +98,8 @@ class Operation:
     name: full aten name with overload, ``aten.mm.default``. inputs: positional arguments. keywords: keyword arguments,
     sorted by name. outputs: the tensors returned (an in-place operator returns its first input's spec).
     runs_on_device: False for views, bookkeeping and work on CPU tensors, which launch nothing.
+    same: for each of :meth:`input_tensors` the first of them that is the same view of the same storage (the second of
+    ``mul(x, x)``: 0); empty where all differ.
     """
 
     name: str
@@ -104,10 +107,11 @@ class Operation:
     keywords: tuple[tuple[str, Argument], ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     runs_on_device: bool = True
+    same: tuple[int, ...] = ()
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.name, self.inputs, self.keywords, self.outputs)))
+        object.__setattr__(self, "_hash", hash((self.name, self.inputs, self.keywords, self.outputs, self.same)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -123,6 +127,11 @@ class Operation:
         _collect(self.inputs, found)
         _collect(tuple(value for _, value in self.keywords), found)
         return found
+
+    def distinct_inputs(self) -> list[TensorSpec]:
+        """The same without the repetitions of a tensor that is passed more than once."""
+        tensors = self.input_tensors()
+        return [tensors[i] for i, first in enumerate(self.same) if i == first] if self.same else tensors
 
 
 def _collect(argument: Argument, found: list[TensorSpec]) -> None:
@@ -144,10 +153,15 @@ def encode_argument(argument: Argument) -> object:
     return argument
 
 
+@lru_cache(maxsize=4096)  # the lists of an optimizer say the same few hundreds of texts over and over
+def _parsed(text: str) -> TensorSpec:
+    return TensorSpec.parse(text)
+
+
 def decode_argument(value: object) -> Argument:
     """The inverse of :func:`encode_argument`."""
     if isinstance(value, dict):
-        return TensorSpec.parse(value["t"]) if "t" in value else float(value["f"])
+        return _parsed(value["t"]) if "t" in value else float(value["f"])
     if isinstance(value, list):
         return tuple(decode_argument(item) for item in value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -156,23 +170,55 @@ def decode_argument(value: object) -> Argument:
 
 
 def encode_operation(operation: Operation) -> list[object]:
-    """JSON form: [name, inputs, keywords, outputs, runs_on_device]."""
+    """JSON form: [name, inputs, keywords, outputs, runs_on_device, same as its length and :func:`repeated_runs`]."""
     return [
         operation.name,
         encode_argument(operation.inputs),
         {key: encode_argument(value) for key, value in operation.keywords},
         [spec.text for spec in operation.outputs],
         operation.runs_on_device,
+        _encode_runs(operation.same),
     ]
+
+
+def repeated_runs(same: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Repetitions as (position, position of the first, how many in a row).
+
+    >>> repeated_runs((0, 1, 2, 0, 1, 5))
+    [(3, 0, 2)]
+    """
+    runs: list[tuple[int, int, int]] = []
+    for position, first in enumerate(same):
+        if position == first:
+            continue
+        if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (position, first):
+            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((position, first, 1))
+    return runs
+
+
+def _encode_runs(same: tuple[int, ...]) -> list[list[int]]:
+    return [[len(same)], *map(list, repeated_runs(same))] if same else []
+
+
+def _decode_runs(rows: list[list[int]]) -> tuple[int, ...]:
+    if not rows:
+        return ()
+    same = list(range(rows[0][0]))
+    for position, first, count in rows[1:]:
+        same[position : position + count] = range(first, first + count)
+    return tuple(same)
 
 
 def decode_operation(row: list[object]) -> Operation:
     """The inverse of :func:`encode_operation`."""
-    name, inputs, keywords, outputs, runs_on_device = row
+    name, inputs, keywords, outputs, runs_on_device, same = row
     return Operation(
         str(name),
         decode_argument(inputs),  # type: ignore[arg-type]
         tuple((key, decode_argument(value)) for key, value in keywords.items()),  # type: ignore[attr-defined]
-        tuple(TensorSpec.parse(text) for text in outputs),  # type: ignore[attr-defined]
+        tuple(_parsed(text) for text in outputs),  # type: ignore[attr-defined]
         bool(runs_on_device),
+        _decode_runs(same),  # type: ignore[arg-type]
     )

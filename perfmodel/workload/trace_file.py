@@ -76,14 +76,30 @@ class Segment:
     stop: int
 
 
+def _no_numbers() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class StepEvents:
-    """One step: equally long columns of EventKind, a and b (int64), and the segments that cover them in order."""
+    """One step: equally long columns of EventKind, a and b (int64), and the segments that cover them in order.
+
+    touches: storage ids that the launching operators read or write, each once an operator, inputs before outputs;
+    event i has those from touch_offsets[i] to touch_offsets[i + 1] (one longer than the columns). touch_bytes: how many
+    bytes of each its tensors address.
+    """
 
     kind: np.ndarray
     a: np.ndarray
     b: np.ndarray
     segments: tuple[Segment, ...]
+    touch_offsets: np.ndarray = field(default_factory=_no_numbers)
+    touches: np.ndarray = field(default_factory=_no_numbers)
+    touch_bytes: np.ndarray = field(default_factory=_no_numbers)
+
+    def __post_init__(self) -> None:
+        if len(self.touch_offsets) == 0:
+            object.__setattr__(self, "touch_offsets", np.zeros(len(self.kind) + 1, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -144,12 +160,18 @@ def _encode_events(events: StepEvents) -> dict[str, Any]:
         "a": events.a.tolist(),
         "b": events.b.tolist(),
         "segments": [[s.phase, s.micro_batch, s.start, s.stop] for s in events.segments],
+        "touch_counts": np.diff(events.touch_offsets).tolist(),
+        "touches": events.touches.tolist(),
+        "touch_bytes": events.touch_bytes.tolist(),
     }
 
 
 def _decode_events(data: dict[str, Any]) -> StepEvents:
-    columns = [np.asarray(data[name], dtype=np.int64) for name in ("kind", "a", "b")]
-    return StepEvents(*columns, tuple(Segment(*row) for row in data["segments"]))
+    names = ("kind", "a", "b", "touch_counts", "touches", "touch_bytes")
+    kind, a, b, counts, touches, touch_bytes = [np.asarray(data[name], dtype=np.int64) for name in names]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    segments = tuple(Segment(*row) for row in data["segments"])
+    return StepEvents(kind, a, b, segments, offsets, touches, touch_bytes)
 
 
 def save_trace(trace: Trace, path: Path) -> None:

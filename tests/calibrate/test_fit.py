@@ -76,7 +76,8 @@ def test_an_outlier_does_not_move_the_rest():
     time_s[::29] *= 3
     spoilt = fit_curve(FORMS["pointwise"], _calls(curve), time_s)
     assert spoilt.parameters["memory_bytes_per_s"] == pytest.approx(clean.parameters["memory_bytes_per_s"], rel=0.02)
-    assert spoilt.leave_one_out["worst"] == pytest.approx(2 / 3, abs=0.05)
+    assert spoilt.leave_one_out["median"] < 0.01
+    assert spoilt.leave_one_out["worst"] > 0.6
 
 
 def _measured(truth=TRUTHS, **changes):

@@ -12,6 +12,7 @@ from torch import nn
 from calibrate import host, host_modules, host_optimizers, host_records, host_stubs
 from calibrate.host_calls import Tensors, examples
 from calibrate.host_records import Case, call_records, node_records
+from calibrate.host_reference import HostReference
 from calibrate.host_timing import OperatorTimes, Seen, Work, observe
 from perfmodel.cost.host import host_costs, list_key
 from perfmodel.hardware.profile import Device, HostRecord, Profile
@@ -22,7 +23,7 @@ from perfmodel.workload.trace import trace_step
 from perfmodel.workload.trace_file import Parameter, Trace
 
 US = 1e-6
-NO_OPERATORS = OperatorTimes("cuda")
+NO_OPERATORS = OperatorTimes("cuda", None)  # asks for no reference, since it times nothing
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,11 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def reference() -> HostReference:
+    return HostReference("cpu")
 
 
 @pytest.fixture
@@ -152,12 +158,12 @@ def test_observation_tells_calls_nodes_and_their_operators() -> None:
     assert seen.launches == 3 + 1  # ones_like, the gradient to start from
 
 
-def test_operator_times_are_counted_on_a_cpu_only() -> None:
+def test_operator_times_are_counted_on_a_cpu_only(reference) -> None:
     seen = observe(lambda: torch.ones(8) + 1, keeps_calls=True)
     calls = [call for each in seen.works for call in each.calls]
     assert len(calls) == 2
-    assert OperatorTimes("cpu").total(calls) > 0
-    assert OperatorTimes("cuda").total(calls) == 0
+    assert OperatorTimes("cpu", reference).total(calls) > 0
+    assert OperatorTimes("cuda", reference).total(calls) == 0
 
 
 class Container(nn.Module):
@@ -219,15 +225,15 @@ def test_leaves_that_are_no_parameters_are_borrowed() -> None:
 
 
 def test_loops_over_parameters_are_lines(monkeypatch) -> None:
-    bench = host_optimizers._Bench("cpu", NO_OPERATORS, 1)
+    bench = host_optimizers._Bench("cpu", NO_OPERATORS, None, 1)
     monkeypatch.setattr(bench, "time", lambda prefix, shapes: ([(7 + 2 * len(shapes)) * US] * 3, 1 * US))
     found = microseconds(host_optimizers._measure_line("clip", bench))
     assert found == {"clip": pytest.approx(6), "clip parameter": pytest.approx(2)}
 
 
 @pytest.mark.parametrize("prefix", ["zero_grad", "clip", "scaler", *host_optimizers.IMPLEMENTATIONS])
-def test_every_loop_runs_on_parameters_with_gradients(prefix: str, few_samples) -> None:
-    bench = host_optimizers._Bench("cpu", OperatorTimes("cpu"), 1)
+def test_every_loop_runs_on_parameters_with_gradients(prefix: str, few_samples, reference) -> None:
+    bench = host_optimizers._Bench("cpu", OperatorTimes("cpu", reference), reference, 1)
     values_s, operators_s = bench.time(prefix, [((3,), torch.float32)] * 2)
     assert len(values_s) == 1
     assert values_s[0] > 0
@@ -249,7 +255,7 @@ def classes_of(records: dict[str, HostRecord]) -> list[str]:
 
 
 def measured(trace: Trace) -> dict[str, HostRecord]:
-    return host.measure_host_keys(trace, "cpu", {})
+    return host.measure_host_keys(trace, "cpu", {"reference": HostRecord(time_s=1e-3)})
 
 
 def test_a_trace_s_modules_and_loops_are_measured_once(few_samples) -> None:
@@ -264,7 +270,9 @@ def test_a_trace_s_modules_and_loops_are_measured_once(few_samples) -> None:
     loops = [f"{prefix} {count}" for prefix in ("zero_grad", "clip", "optimizer adamw foreach")]
     assert classes_of(records) == sorted([*directions, *own, *later, *loops])
     assert all(math.isfinite(record.time_s) for record in records.values())
-    assert host.measure_host_keys(trace, "cpu", records) == {}
+    again = host.measure_host_keys(trace, "cpu", {})
+    assert again.keys() == records.keys() | {"reference"}
+    assert host.measure_host_keys(trace, "cpu", again) == {}
 
 
 def test_what_was_measured_is_what_the_step_costs(few_samples) -> None:
@@ -327,6 +335,7 @@ def test_the_general_calibration_reports_its_progress_and_measures_every_kind(fe
         ("host", 6, 6),
     ]
     kinds = {
+        "reference",
         "module",
         "glue",
         "autocast",

@@ -95,3 +95,17 @@ def test_trailing_defaults_stay_left_out() -> None:
 def test_an_unknown_operator_is_named() -> None:
     with pytest.raises(PerfModelError, match=r"'aten\.mmm\.default' must exist in torch"):
         resolve("aten.mmm.default")
+
+
+def test_a_tensor_that_is_passed_twice_is_one() -> None:
+    x = t("float32[4]")
+    square = materialise(Operation("aten.mul.Tensor", (x, x), same=(0, 0)), "cpu").arguments
+    assert square[0] is square[1]
+    loop = Operation("aten.addcmul_.default", (x, x, x), (("value", 0.5),), same=(0, 1, 1))
+    moment, first, second = materialise(loop, "cpu").arguments
+    assert first is second
+    assert first is not moment
+    lists = Operation("aten._foreach_addcmul_.Scalar", ((x, x), (x, x), (x, x), 0.5), same=(0, 1, 2, 3, 2, 3))
+    moments, firsts, seconds, _ = materialise(lists, "cpu").arguments
+    assert all(a is b for a, b in zip(firsts, seconds, strict=True))
+    assert len({id(tensor) for tensor in (*moments, *firsts)}) == 4

@@ -132,3 +132,9 @@ def test_a_call_that_waits_for_the_device_is_refused() -> None:
     device = Simulated(5e-6, 10e-6)
     with pytest.raises(SynchronizesError):
         measure(device, device.synchronizing_call)
+
+
+def test_a_limited_stopwatch_takes_fewer_samples_of_the_same_device() -> None:
+    device = Simulated(5e-6, 100e-6)
+    stopwatch = CudaStopwatch(device, clock=lambda: device.now_s).limited(Limits(fewest=2, most=2))
+    assert stopwatch.measure(device.call).values_s == pytest.approx([100e-6] * 2)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.cost.host import call_key, host_costs, key_flags, list_key, node_key, optimizer_prefix, piece_key
+from perfmodel.cost.host import (
+    call_key,
+    host_costs,
+    host_slowness,
+    host_spread,
+    key_flags,
+    list_key,
+    node_key,
+    optimizer_prefix,
+    piece_key,
+)
 from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import Program, single_device_program
@@ -303,3 +313,18 @@ def test_the_structure_of_a_trace_is_found_once() -> None:
     program = program_of(*STEP)
     assert structure_of(program.trace) is structure_of(program.trace)
     assert structure_of(program_of(*STEP).trace) is not structure_of(program.trace)
+
+
+def test_costs_follow_the_speed_of_the_host() -> None:
+    profile = profile_of({"reference": 2000})
+    assert host_slowness(profile, 3e-3) == pytest.approx(1.5)
+    assert host_slowness(profile, None) == 1
+    assert host_slowness(profile_of({}), 3e-3) == 1
+
+
+@pytest.mark.parametrize(("spread", "expected"), [(0.2, 0.2), (0.01, 0.05)])
+def test_the_host_is_as_uncertain_as_it_wandered(spread: float, expected: float) -> None:
+    profile = profile_of({"reference": 2000})
+    wandering = profile.model_copy(update={"host": {"reference": HostRecord(time_s=2e-3, spread=spread)}})
+    assert host_spread(wandering) == expected
+    assert host_spread(profile_of({})) == 0.05

@@ -26,9 +26,9 @@ OPERATIONS = (
     Operation("aten._foreach_add_.List", ((SQUARE,), (SQUARE,)), (), ()),
 )
 COSTS = (
-    KernelCost(10 * US, 0.01, "exact", "gemm", 1024.0, 768.0, "fp32", 1),
-    KernelCost(2 * US, 0.05, "curve", "pointwise", 64.0, 768.0, "fp32", 1),
-    KernelCost(5 * US, 0.30, "roofline", "optimizer", 64.0, 768.0, "fp32", 1),
+    KernelCost(10 * US, 0.01, "exact", "gemm", 1024.0, 768.0, "fp32", 1, 10 * US),
+    KernelCost(2 * US, 0.05, "curve", "pointwise", 64.0, 768.0, "fp32", 1, 2 * US),
+    KernelCost(5 * US, 0.30, "roofline", "optimizer", 64.0, 768.0, "fp32", 1, 5 * US),
 )
 # operation, phase, module, host start, issue, start, end
 LAUNCHES = (
@@ -119,7 +119,9 @@ def prediction(kind: str = "cuda", **changes: object) -> Prediction:
     """Of a step of 38 us: 12 forward, 20 backward, 5 optimizer, 1 waiting for the host."""
     program = single_device_program(trace())
     counts = {0: 3, 1: 1, 2: 1}
-    uses = [KernelUse(kernel_key(OPERATIONS[i]), COSTS[i], count) for i, count in counts.items()]
+    uses = [
+        KernelUse(kernel_key(OPERATIONS[i]), COSTS[i], count, count * COSTS[i].time_s) for i, count in counts.items()
+    ]
     known = Prediction(
         scenario=scenario(),
         profile=profile(kind),

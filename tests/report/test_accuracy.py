@@ -99,6 +99,18 @@ def test_a_step_that_the_grid_does_not_cover() -> None:
     assert found.error("step_without_exact_keys") is None
 
 
+def test_a_step_at_the_host_speed_beside_it() -> None:
+    slow = replace(prediction(), timeline=replace(prediction().timeline, step_time_s=79e-6))
+    found = measurement(host_reference_s=(2e-3, 3e-3))
+    (known,) = accuracy_card([replace(pair(found), at_measured_host=slow)]).cases
+    assert known.error("step") == pytest.approx(38 / 39.5 - 1)
+    assert known.error("step_at_measured_host_speed") == pytest.approx(1.0)
+    card = Card((known, replace(known, name="b", profile="other"), CARD.cases[0]))
+    assert card.host_references() == {"toy-gpu": [2e-3, 3e-3], "other": [2e-3, 3e-3]}
+    (unknown,) = accuracy_card([pair(found)]).cases
+    assert unknown.error("step_at_measured_host_speed") is None
+
+
 def test_what_was_not_measured_has_no_error() -> None:
     bare = measurement(phases_s={"forward": (12e-6,)}, memory=())
     (found,) = accuracy_card([pair(bare)]).cases
@@ -168,10 +180,11 @@ def test_memory_is_checked_too() -> None:
 
 
 def test_card_file(tmp_path: Path) -> None:
-    paths = save_card(CARD, "text", tmp_path / "ACCURACY.md")
+    card = Card((replace(CARD.cases[0], host_reference_s=(2e-3, 3e-3)), *CARD.cases[1:]))
+    paths = save_card(card, "text", tmp_path / "ACCURACY.md")
     assert [path.name for path in paths] == ["ACCURACY.md", "ACCURACY.json"]
-    assert (paths[0].read_text(), load_card(paths[1])) == ("text", CARD)
-    refuse_worse(CARD, paths[1])
+    assert (paths[0].read_text(), load_card(paths[1])) == ("text", card)
+    refuse_worse(card, paths[1])
     worse = Card((replace(CARD.cases[0], predicted={"step": 1.5}), *CARD.cases[1:]))
     with pytest.raises(
         PerfModelError, match=r"no class may get worse by more than 0\.3 points \(got step of all cases"

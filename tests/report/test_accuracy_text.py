@@ -46,10 +46,10 @@ Steady state: no synchronisation between steps.
 
 ## Every case
 
-| case | class | split | measured | predicted | step | forward | backward | optimizer | synced | allocated | reserved | without exact keys |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|
-| a | fp32 | tuning | 1 s | 1.01 s | +1.00% |  |  |  |  |  |  |  |
-| b | fp32 | held-out | 2 s | 1.96 s | -2.00% |  |  |  |  | +0.00% |  |  |
+| case | class | split | measured | predicted | step | at measured host speed | forward | backward | optimizer | synced | allocated | reserved | without exact keys |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+| a | fp32 | tuning | 1 s | 1.01 s | +1.00% | - |  |  |  |  |  |  |  |
+| b | fp32 | held-out | 2 s | 1.96 s | -2.00% | - |  |  |  |  | +0.00% |  |  |
 
 ## Intervals
 
@@ -86,6 +86,24 @@ def test_cases_that_the_grid_does_not_cover_are_counted() -> None:
     sides = {quantity: {"step": 1.0, "step_without_exact_keys": 1.0} for quantity in ("measured", "predicted")}
     card = Card((case("covered", "fp32", "tuning", 0.0, **sides), case("not", "fp32", "tuning", 0.0)))
     assert "1 cases have operators that no curve covers, and are left out." in accuracy_markdown(card)
+
+
+def test_a_host_that_wandered_is_told() -> None:
+    sides = {
+        "measured": {"step": 1.0, "step_at_measured_host_speed": 1.0},
+        "predicted": {"step": 1.2, "step_at_measured_host_speed": 1.02},
+    }
+    samples_s = {"a": (2e-3, 3e-3), "b": (4e-3,)}
+    wandering = [case(name, "fp32", "tuning", 0.0, **sides, host_reference_s=each) for name, each in samples_s.items()]
+    text = accuracy_markdown(Card((*wandering, case("without", "fp32", "tuning", 0.0))))
+    assert (
+        "Beside all measurements of toy-gpu that reference took 3 ms in the median, with a spread of 27.2%, "
+        "from 2 ms to 4 ms."
+    ) in text
+    section = text.partition("## Step time at measured host speed")[2].partition("##")[0]
+    assert "| all | 2 | 2.00% | 2.00% | 2.00% | +2.00% | a | +2.00% |" in section
+    assert "| a | fp32 | tuning | 1 s | 1.2 s | +20.00% | +2.00% |" in text
+    assert "| without | fp32 | tuning | 1 s | 1 s | +0.00% | - |" in text
 
 
 def test_nothing_repeated() -> None:

@@ -55,7 +55,7 @@ def test_breakdown_leaves_out_what_is_nothing() -> None:
 def test_kinds_past_the_named_ones_are_one_bar() -> None:
     uses = prediction().kernels
     many = tuple(
-        replace(uses[0], count=1, cost=uses[0].cost._replace(kind=f"kind {number}", time_s=1e-6 * (20 - number)))
+        replace(uses[0], count=1, cost=uses[0].cost._replace(kind=f"kind {number}"), total_s=1e-6 * (20 - number))
         for number in range(10)
     )
     ax = plot_kinds(prediction(kernels=many))

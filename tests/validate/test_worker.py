@@ -1,6 +1,7 @@
 """One case in this process, on the CPU: how many steps are run, and what the measurement says."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,6 +44,8 @@ def test_a_measurement_is_whole():
     measured = measure_here(request(optimizer={"max_grad_norm": 1.0}), QUICK)
     assert (measured.name, measured.split, measured.group) == ("tiny", "held-out", "own")
     assert (measured.warmup_steps, len(measured.step_s), len(measured.synced_step_s)) == (4, 5, 2)
+    assert (measured.blocks, len(measured.host_reference_s)) == ((3, 2), 2)
+    assert min(measured.host_reference_s) > 0
     assert list(measured.phases_s) == ["zero_grad", "forward", "backward", "clip", "optimizer"]
     for index, step_s in enumerate(measured.step_s):
         assert sum(samples[index] for samples in measured.phases_s.values()) == pytest.approx(step_s)
@@ -50,6 +53,27 @@ def test_a_measurement_is_whole():
     assert measured.provenance["threads"] == 1
     asked = Scenario.model_validate(TINY | {"optimizer": {"max_grad_norm": 1.0}})
     assert workload_of(Scenario.model_validate(measured.scenario)) == workload_of(asked)
+
+
+@pytest.mark.parametrize(
+    ("count", "step_s", "blocks"),
+    [(60, 0.001, [15] * 4), (60, 0.03, [15] * 4), (30, 0.1, [5] * 6), (12, 5.0, [4] * 3), (13, 5.0, [4, 3, 3, 3])],
+)
+def test_steps_are_divided_into_blocks_of_half_a_second(count, step_s, blocks):
+    assert worker._blocks(count, step_s) == blocks
+
+
+def test_phases_of_blocks_are_put_together(monkeypatch):
+    blocks = iter([[("forward", 0, 1.0), ("backward", 0, 2.0)] * 2, [("forward", 0, 3.0), ("backward", 0, 4.0)]])
+    monkeypatch.setattr(worker, "_block", lambda step, count: next(blocks))
+    speeds_s = iter([0.5, 0.25])
+    found = worker._steady(None, [2, 1], SimpleNamespace(sample=lambda: next(speeds_s)))
+    assert found == worker.Steady(
+        step_s=[3, 3, 7],
+        phases_s={"forward": [1, 1, 3], "backward": [2, 2, 4]},
+        blocks=[2, 1],
+        host_reference_s=[0.5, 0.25],
+    )
 
 
 def test_forward_only_has_only_a_forward_phase():

@@ -8,10 +8,10 @@ Source = Literal["exact", "curve", "roofline", "none"]
 
 
 class KernelCost(NamedTuple):
-    """time_s: seconds it adds to a busy stream. spread: relative standard deviation of that. source: exact key, fitted
-    curve, roofline, or none (nothing runs on the device). kind: cost class (``gemm``, ``pointwise``, ...). flops and
-    bytes: the work it must do at least. arithmetic: fp32, tf32, bf16 or fp16, the unit that does the FLOPs. kernels:
-    device launches.
+    """time_s: seconds it adds to a busy stream when it is repeated alone. spread: relative standard deviation of that.
+    source: exact key, fitted curve, roofline, or none (nothing runs on the device). kind: cost class (``gemm``,
+    ``pointwise``, ...). flops and bytes: the work it must do at least. arithmetic: fp32, tf32, bf16 or fp16, the unit
+    that does the FLOPs. kernels: device launches. cold_time_s: seconds when it finds nothing in the cache.
     """
 
     time_s: float
@@ -22,3 +22,4 @@ class KernelCost(NamedTuple):
     bytes: float
     arithmetic: str
     kernels: int
+    cold_time_s: float

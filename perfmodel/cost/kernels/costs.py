@@ -10,7 +10,8 @@ from perfmodel.cost.kernels.cost import KernelCost, Source
 from perfmodel.cost.kernels.curves import predict_times_s
 from perfmodel.cost.kernels.features import features_of
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
-from perfmodel.cost.kernels.work import arithmetic_kind, least_bytes, physical_flops
+from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
+from perfmodel.cost.residency import alone_share
 from perfmodel.hardware.profile import KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
@@ -90,7 +91,7 @@ def _cost(
     kind = classify(operation)
     source: Source
     if not operation.runs_on_device:
-        return KernelCost(0.0, 0.0, "none", kind, 0.0, 0.0, "fp32", 0)
+        return KernelCost(0.0, 0.0, "none", kind, 0.0, 0.0, "fp32", 0, 0.0)
     if record is not None and record.time_s is not None:
         time_s, spread, source = record.time_s, record.spread, "exact"
     elif predicted is not None:
@@ -104,8 +105,24 @@ def _cost(
     )
     return KernelCost(
         time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),
-        arithmetic_kind(operation, matmul_tf32), kernels,
+        arithmetic_kind(operation, matmul_tf32), kernels, _cold_time_s(operation, time_s, record, source, profile),
     )  # fmt: skip
+
+
+def _cold_time_s(
+    operation: Operation, time_s: float, record: KernelRecord | None, source: Source, profile: Profile
+) -> float:
+    """As measured, and never below the warm time; else t + hits x (what a miss costs more a byte), where that is known.
+
+    hits: the bytes that a repeated call finds in the cache. A roofline takes all bytes from memory already.
+    """
+    if record is not None and record.cold_time_s is not None:
+        return max(record.cold_time_s, time_s)
+    miss_s_per_byte, capacity_bytes = profile.cache.miss_s_per_byte, profile.cache_capacity_bytes
+    if source == "roofline" or miss_s_per_byte is None or capacity_bytes <= 0:
+        return time_s
+    hits = least_bytes(operation) * float(alone_share(footprint_bytes(operation), capacity_bytes))
+    return time_s + hits * miss_s_per_byte
 
 
 # Device launches of one call where they were not counted, by class; what is not here launches one kernel.

@@ -14,12 +14,14 @@ from perfmodel.cost.kernels.work import (
     arithmetic_kind,
     attention_shape,
     elements,
+    footprint_bytes,
     gemm_operands,
     gemm_sizes,
     is_list,
     least_bytes,
     physical_flops,
     tensors_of,
+    written_bytes,
 )
 from perfmodel.hardware.profile import Device
 from perfmodel.units import DTYPE_BYTES
@@ -30,6 +32,8 @@ FORMS: dict[str, Form] = {
 }
 ALIGNMENT_BYTES = 16
 CHUNK_ELEMENTS = 65536
+LONGEST_WARP_ROW = 1024
+SHARED_MEMORY_BYTES = 48 * 1024
 # Tensors one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 32 KiB of arguments.
 TENSORS_PER_LAUNCH = (770, 448, 336, 252, 210)
 BLOCKS_PER_LAUNCH = 2240
@@ -57,8 +61,11 @@ def features_of(operation: Operation, device: Device, tf32: bool) -> Features | 
         return None
     curve, form, numbers, labels = extract(operation, arithmetic_kind(operation, tf32))
     labels.setdefault("operator", operation.base_name)
+    labels.setdefault("access", memory_path(operation))
     common = {
         "bytes": max(least_bytes(operation), 1.0),
+        "written_bytes": written_bytes(operation),
+        "footprint_bytes": max(footprint_bytes(operation), 1.0),
         "elements": max(float(elements(operation)), 1.0),
         "flops": physical_flops(operation),
         "multiprocessors": float(device.multiprocessors),
@@ -75,23 +82,26 @@ def _item_bytes(operation: Operation) -> int:
 
 
 def memory_path(operation: Operation) -> str:
-    """How a pointwise kernel reads: vectorised (all alike), cast (dtypes differ) or strided (layouts differ)."""
+    """How a pointwise kernel reads: vectorised (operands all alike), cast (dtypes differ), broadcast or permuted."""
     specs = [spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.shape]
     if not specs:
         return "vectorised"
-    if any(spec.shape != specs[-1].shape or spec.stride != specs[-1].stride for spec in specs):
-        return "strided"
+    last = specs[-1]
+    if any(spec.shape != last.shape or spec.stride != last.stride for spec in specs):
+        permuted = any(0 not in spec.stride and not spec.is_contiguous for spec in specs)
+        return "permuted" if permuted else "broadcast"
     floating = {spec.dtype for spec in specs if spec.dtype != "bool"}
     return "cast" if len(floating) > 1 else "vectorised"
 
 
 def _pointwise(operation: Operation, _: str) -> Told:
-    return "pointwise", "pointwise", {}, {"path": f"{memory_path(operation)} {_item_bytes(operation)}"}
+    access = "masked" if operation.base_name == "masked_fill" else memory_path(operation)  # which copies first
+    return "pointwise", "pointwise", {}, {"path": f"{access} {_item_bytes(operation)}", "access": access}
 
 
 def _transcendental(operation: Operation, _: str) -> Told:
     name = operation.base_name.rstrip("_")
-    return "pointwise_transcendental", "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}"}
+    return "pointwise", "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}"}
 
 
 def _copy(operation: Operation, _: str) -> Told:
@@ -99,9 +109,9 @@ def _copy(operation: Operation, _: str) -> Told:
     target = operation.outputs[0] if operation.outputs else source
     sizes = f"{DTYPE_BYTES[source.dtype]} {DTYPE_BYTES[target.dtype]}"
     if source.shape == target.shape and source.stride == target.stride:
-        return "copy", "pointwise", {}, {"path": f"same layout {sizes}"}
+        return "copy", "pointwise", {}, {"path": f"same layout {sizes}", "access": f"same layout {sizes}"}
     run = "runs" if _innermost(source) == _innermost(target) else "transposed"
-    return "copy", "pointwise", {}, {"path": f"{run} {sizes}"}
+    return "copy", "pointwise", {}, {"path": f"{run} {sizes}", "access": f"{run} {sizes}"}
 
 
 def _innermost(spec: TensorSpec) -> int:
@@ -113,9 +123,16 @@ def _innermost(spec: TensorSpec) -> int:
 
 def _simple(curve: str) -> Extract:
     def extract(operation: Operation, _: str) -> Told:
-        return curve, "pointwise", {}, {"path": f"{operation.base_name.rstrip('_')} {_item_bytes(operation)}"}
+        name = operation.base_name.rstrip("_")
+        return curve, "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}", "access": name}
 
     return extract
+
+
+def _cat(operation: Operation, _: str) -> Told:
+    whole = all(spec.is_contiguous for spec in operation.input_tensors())
+    access = "contiguous" if whole else "strided"
+    return "cat", "pointwise", {}, {"path": f"{access} {_item_bytes(operation)}", "access": access}
 
 
 def _placed(curve: str) -> Extract:
@@ -145,7 +162,22 @@ def _rows(operation: Operation, _: str) -> Told:
         length = _row_length(operation, x)
         curve = f"{kind} {name}"
     numbers = {"rows": max(x.numel / max(length, 1), 1.0), "length": float(max(length, 1))}
-    return curve, "rows", numbers, {"path": f"{_item_bytes(operation)}"}
+    kernel = row_kernel(operation.base_name, length, _item_bytes(operation))
+    return curve, "rows", numbers, {"path": f"{kernel} {_item_bytes(operation)}", "kernel": kernel}
+
+
+def row_kernel(name: str, length: int, item_bytes: int) -> str:
+    """Which of an operator's kernels takes rows of that length.
+
+    Softmax keeps a row in one warp's registers up to 1024 elements, in a block's shared memory while it fits there, and
+    else reads it several times (ATen/native/cuda/SoftMax.cu).
+    """
+    if "softmax" not in name:
+        return "any"
+    if length <= LONGEST_WARP_ROW and length * item_bytes <= 4 * LONGEST_WARP_ROW:
+        return "warp"
+    fits = length * item_bytes <= SHARED_MEMORY_BYTES and length * item_bytes % ALIGNMENT_BYTES == 0
+    return "shared" if fits else "block"
 
 
 def _row_length(operation: Operation, x: TensorSpec) -> int:
@@ -171,8 +203,11 @@ def _columns(operation: Operation, _: str) -> Told:
 
 def _scatter(operation: Operation, _: str) -> Told:
     indices = operation.input_tensors()[1]
-    numbers = {"table_bytes": float(operation.outputs[0].bytes), "tokens": float(max(indices.numel, 1))}
-    return "embedding_backward", "scatter", numbers, {}
+    table = operation.outputs[0]
+    numbers = {
+        "table_bytes": float(table.bytes), "tokens": float(max(indices.numel, 1)), "length": float(table.shape[1]),
+    }  # fmt: skip
+    return "embedding_backward", "scatter", numbers, {"path": f"{_item_bytes(operation)}"}
 
 
 def list_launches(sizes: list[int], lists: int) -> tuple[int, int]:
@@ -307,7 +342,7 @@ _EXTRACTORS: dict[str, Extract] = {
     "embedding_forward": _simple("embedding_forward"),
     "embedding_backward": _scatter,
     "copy": _copy,
-    "cat": _simple("cat"),
+    "cat": _cat,
     "fill": _simple("fill"),
     "dropout": _simple("dropout"),
     "convolution_forward": _convolution,

@@ -113,32 +113,42 @@ def soft_maximum(*limits: Array) -> Array:
     return np.asarray(top * scaled ** (1 / SHARPNESS))
 
 
-def transfer_s(moved_bytes: Array, footprint_bytes: Array, values: Values) -> Array:
-    """Seconds to move bytes that are partly in the cache.
+def transfer_s(numbers: Numbers, values: Values) -> Array:
+    """Seconds to move a call's bytes, which are partly in the cache.
 
-    t = bytes (h / B_cache + (1 - h) / B_memory), h = 1 / (1 + (footprint / capacity)^4): repeats of a call find in the
-    cache what the call touches if that fits there.
+    t = (bytes + (w - 1) written) (h / B_cache + (1 - h) / B_memory) + (1 - h) ramp, h = 1 / (1 + (footprint / capacity)^4)
+
+    h: repeats of a call find in the cache what the call touches if that fits there. w: a written byte's cost over a read
+    one's. ramp: filling and draining the path to memory.
     """
-    held = 1 / (1 + (footprint_bytes / values["cache_bytes"]) ** 4)
-    return np.asarray(moved_bytes * (held / values["cache_bytes_per_s"] + (1 - held) / values["memory_bytes_per_s"]))
+    held = 1 / (1 + (numbers["footprint_bytes"] / values["cache_bytes"]) ** 4)
+    moved = numbers["bytes"] + (values["write_weight"] - 1) * numbers["written_bytes"]
+    rates = held / values["cache_bytes_per_s"] + (1 - held) / values["memory_bytes_per_s"]
+    return np.asarray(moved * rates + (1 - held) * values["ramp_s"])
 
 
-MEMORY_PARAMETERS = (
-    Parameter("start_s", prior=1.0),
-    Parameter("memory_bytes_per_s", prior=1.0),
-    Parameter("cache_bytes_per_s", prior=1.0),
-    Parameter("cache_bytes", prior=0.5),
-)
+def memory_parameters(label: str | None = None) -> tuple[Parameter, ...]:
+    """The parameters of a start and :func:`transfer_s`; bandwidths vary by ``label`` where one is named."""
+    return (
+        Parameter("start_s", 1.0),
+        Parameter("memory_bytes_per_s", 1.0, label, 0.2),
+        Parameter("cache_bytes_per_s", 1.0, label, 0.3),
+        Parameter("cache_bytes", 0.3),
+        Parameter("write_weight", 0.1),
+        Parameter("ramp_s", 0.7),
+    )
 
 
 def memory_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     """Starting values read off the data: the least time, the largest calls' bandwidth, the best bandwidth at all."""
     rates = numbers["bytes"] / time_s
     largest = numbers["bytes"] >= np.quantile(numbers["bytes"], 0.85)
-    memory = float(np.median(rates[largest])) * 1.02
+    memory = float(np.median(rates[largest])) * 1.05
     return {
-        "start_s": float(np.min(time_s)) * 0.9,
+        "start_s": float(np.min(time_s)) * 0.95,
         "memory_bytes_per_s": memory,
-        "cache_bytes_per_s": max(2 * memory, float(np.max(rates))),
-        "cache_bytes": float(np.max(numbers["cache_bytes"])) * 0.7,
+        "cache_bytes_per_s": max(1.7 * memory, float(np.max(rates))),
+        "cache_bytes": float(np.max(numbers["cache_bytes"])) * 0.9,
+        "write_weight": 1.15,
+        "ramp_s": float(np.min(time_s)) * 0.5,
     }

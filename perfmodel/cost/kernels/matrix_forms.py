@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.cost.kernels.forms import (
-    MEMORY_PARAMETERS,
     Array,
     Form,
     Numbers,
     Parameter,
     Values,
+    memory_parameters,
     soft_maximum,
     transfer_s,
 )  # fmt: skip
 
 # Tiles that libraries choose from (rows, columns of the product) and into how many parts they split the depth. Tensor
 # cores' kernels come in many sizes; the others only in powers of two.
-_SIDES = {"whole": (32, 64, 128, 256), "fine": (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)}
+_SIDES = {"whole": (32, 64, 128, 256), "fine": (16, 32, 64, 96, 128, 192, 256)}
 _LEAST_AREA, _MOST_AREA = 1024, 32768
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SPLITS = (1, 2, 3, 4, 6, 8, 16, 32)
 
 
 def _options(sides: tuple[int, ...]) -> tuple[Array, Array, Array]:
@@ -69,7 +69,7 @@ def gemm_time_s(numbers: Numbers, values: Values) -> Array:
     fine = bool(numbers["tensor_cores"][0])
     computing = tiled_time_s(values, batch, m, n, k, multiprocessors, fine) * values["layout"] * values["operator"]
     computing = computing * values["alignment"] * values["precision"]
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
+    moving = transfer_s(numbers, values)
     return np.asarray(values["start_s"] + soft_maximum(computing, moving))
 
 
@@ -85,7 +85,7 @@ def convolution_time_s(numbers: Numbers, values: Values) -> Array:
             m, n, k = (np.maximum(numbers[f"{part}_{name}"], 1.0) for name in ("m", "n", "k"))
             part_s = tiled_time_s(values, np.ones_like(total), m, n, k, numbers["multiprocessors"])
             total = total + np.where(wanted, part_s * values["layout"] + values["part_s"], 0.0)
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
+    moving = transfer_s(numbers, values)
     return np.asarray(values["start_s"] + soft_maximum(total, moving) + moving * values["rearranging"])
 
 
@@ -104,7 +104,7 @@ def attention_time_s(numbers: Numbers, values: Values) -> Array:
     per_multiprocessor = values["flops_per_s"] / numbers["multiprocessors"]
     score_s = numbers["flops_per_score"] / per_multiprocessor + values["score_s"]
     tile_s = values["epilogue_s"] + seen * ATTENTION_TILE * score_s
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
+    moving = transfer_s(numbers, values)
     return np.asarray(values["start_s"] + soft_maximum(waves * values["resident"] * tile_s * values["dropout"], moving))
 
 
@@ -115,7 +115,9 @@ def _starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
         "start_s": 0.5 * least,
         "memory_bytes_per_s": 1.3 * best_bytes_per_s,
         "cache_bytes_per_s": 2.5 * best_bytes_per_s,
-        "cache_bytes": float(np.max(numbers["cache_bytes"])) * 0.7,
+        "cache_bytes": float(np.max(numbers["cache_bytes"])) * 0.9,
+        "write_weight": 1.15,
+        "ramp_s": 0.5 * least,
         "flops_per_s": 1.1 * float(np.max(numbers["flops"] / time_s)),
         "epilogue_s": 0.2 * least,
         "quantised": 0.7,
@@ -139,7 +141,7 @@ def _attention_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
 
 
 _TILED = (
-    *MEMORY_PARAMETERS,
+    *memory_parameters(),
     Parameter("flops_per_s", 0.5),
     Parameter("small_tile", 1.0),
     Parameter("epilogue_s", 1.5),
@@ -176,7 +178,7 @@ CONVOLUTION = Form(
 ATTENTION = Form(
     "attention",
     (
-        *MEMORY_PARAMETERS,
+        *memory_parameters(),
         Parameter("flops_per_s", 0.5),
         Parameter("epilogue_s", 1.5),
         Parameter("score_s", 1.5),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.cost.kernels.forms import (
-    MEMORY_PARAMETERS,
     Array,
     Form,
     Numbers,
     Parameter,
     Values,
+    memory_parameters,
     memory_starts,
     soft_maximum,
     transfer_s,
@@ -22,24 +22,24 @@ def pointwise_time_s(numbers: Numbers, values: Values) -> Array:
 
     The second limit is instructions: index arithmetic of strided access, casts, transcendental functions.
     """
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
+    moving = transfer_s(numbers, values)
     working = soft_maximum(moving, numbers["elements"] / values["elements_per_s"])
-    return np.asarray(values["start_s"] + values["slowness"] * working)
+    return np.asarray(values["start_s"] * values["start_factor"] + values["slowness"] * working)
 
 
 def _pointwise_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     rate = float(np.max(numbers["elements"] / time_s))
-    return {**memory_starts(numbers, time_s), "elements_per_s": 2 * rate, "slowness": 1.0}
+    return {**memory_starts(numbers, time_s), "elements_per_s": 2 * rate, "slowness": 1.0, "start_factor": 1.0}
 
 
 def rows_time_s(numbers: Numbers, values: Values) -> Array:
-    """t = start + softmax(transfer(passes x bytes), elements / rate, turns (row + length x element)).
+    """t = start + softmax(passes x transfer(bytes), elements / rate, turns x (row + length x element)).
 
-    turns = max(1, rows / multiprocessors).
-    The third limit is one row's own latency, which shows while there are few rows. Affine in rows at fixed length.
+    turns = max(1, rows / (resident multiprocessors)): one row's own latency shows while there are few rows, and where a
+    block does one row and few blocks fit. Affine in rows at fixed length.
     """
-    moving = transfer_s(numbers["bytes"] * values["passes"], numbers["bytes"], values)
-    turns = np.maximum(1.0, numbers["rows"] / numbers["multiprocessors"])
+    moving = transfer_s(numbers, values) * values["passes"]
+    turns = np.maximum(1.0, numbers["rows"] / (numbers["multiprocessors"] * values["resident"]))
     walking = turns * (values["row_s"] + numbers["length"] * values["row_element_s"])
     return np.asarray(values["start_s"] + soft_maximum(moving, numbers["elements"] / values["elements_per_s"], walking))
 
@@ -47,12 +47,8 @@ def rows_time_s(numbers: Numbers, values: Values) -> Array:
 def _rows_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     least = float(np.min(time_s))
     longest = float(np.max(numbers["length"]))
-    return {
-        **_pointwise_starts(numbers, time_s),
-        "passes": 1.0,
-        "row_s": 0.05 * least,
-        "row_element_s": 0.2 * least / longest,
-    }
+    walking = {"row_s": 0.2 * least, "row_element_s": 0.5 * least / longest, "resident": 4.0, "passes": 1.0}
+    return {**memory_starts(numbers, time_s), "elements_per_s": 2 * float(np.max(numbers["elements"] / time_s)), **walking}
 
 
 def columns_time_s(numbers: Numbers, values: Values) -> Array:
@@ -60,7 +56,7 @@ def columns_time_s(numbers: Numbers, values: Values) -> Array:
 
     depth = rows over the number of row groups that columns leave room for on the chip.
     """
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values)
+    moving = transfer_s(numbers, values)
     groups = np.clip(values["lanes"] * numbers["multiprocessors"] / numbers["length"], 1.0, numbers["rows"])
     walking = numbers["rows"] / groups * values["row_s"]
     return np.asarray(values["start_s"] + soft_maximum(moving, numbers["elements"] / values["elements_per_s"], walking))
@@ -73,25 +69,26 @@ def _columns_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
 
 
 def scatter_time_s(numbers: Numbers, values: Values) -> Array:
-    """Gradient of a table: t = start + table / B + few: tokens x token, many: sort + tokens x sorted + transfer(rows).
+    """Gradient of a table: t = start + transfer(bytes) + tokens x (token + length x element) [+ sort].
 
-    Up to 3072 tokens one kernel walks over all of them for each slice of columns; beyond, they are sorted first.
+    Up to 3072 tokens one kernel walks over all of them for each slice of columns; beyond, they are sorted first, and a
+    token's and an element's share are others.
     """
-    clearing = transfer_s(numbers["table_bytes"], numbers["table_bytes"], values)
-    moving = transfer_s(numbers["bytes"] - numbers["table_bytes"], numbers["bytes"], values)
-    many = values["sort_s"] + numbers["tokens"] * values["sorted_token_s"] + moving
-    few = numbers["tokens"] * values["token_s"] + moving
-    return np.asarray(values["start_s"] + clearing + np.where(numbers["tokens"] > FEW_TOKENS, many, few))
+    moving = transfer_s(numbers, values)
+    walking = values["token_s"] + numbers["length"] * values["element_s"]
+    sorted_walking = values["sorted_token_s"] + numbers["length"] * values["sorted_element_s"]
+    many = values["sort_s"] + numbers["tokens"] * sorted_walking
+    return np.asarray(values["start_s"] + moving + np.where(numbers["tokens"] > FEW_TOKENS, many, numbers["tokens"] * walking))
 
 
 FEW_TOKENS = 3072  # embedding_dense_backward in ATen/native/cuda/Embedding.cu
 
 
 def _scatter_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
-    least = float(np.min(time_s))
-    most = float(np.max(numbers["tokens"]))
-    tokens = {"sort_s": 5 * least, "sorted_token_s": least / most, "token_s": 5 * least / most}
-    return {**memory_starts(numbers, time_s), **tokens}
+    token_s = float(np.max(time_s)) / float(np.max(numbers["tokens"])) / 4
+    element_s = token_s / float(np.max(numbers["length"]))
+    each = {"token_s": token_s, "element_s": element_s, "sorted_token_s": token_s, "sorted_element_s": element_s}
+    return {**memory_starts(numbers, time_s), **each, "sort_s": float(np.median(time_s)) / 2}
 
 
 def lists_time_s(numbers: Numbers, values: Values) -> Array:
@@ -99,7 +96,7 @@ def lists_time_s(numbers: Numbers, values: Values) -> Array:
 
     Every launch takes tensors until its argument buffer is full; each 65536-element chunk of a tensor is one block.
     """
-    moving = transfer_s(numbers["bytes"], numbers["bytes"], values) * values["slowness"]
+    moving = transfer_s(numbers, values) * values["slowness"]
     turns = np.maximum(1.0, numbers["chunks"] / numbers["multiprocessors"])
     started = values["start_s"] + (numbers["launches"] - 1) * values["launch_s"]
     return np.asarray(started + soft_maximum(moving, turns * values["chunk_s"]))
@@ -110,13 +107,14 @@ def _lists_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     return {**memory_starts(numbers, time_s), "launch_s": 0.7 * least, "chunk_s": 0.3 * least, "slowness": 1.0}
 
 
-_RATE = Parameter("elements_per_s", prior=1.5, labelled="path", label_prior=0.7)
+_RATE = Parameter("elements_per_s", prior=1.5, labelled="path", label_prior=0.4)
 
 _POINTWISE_PARAMETERS = (
-    Parameter("start_s", 1.0, "operator", 0.3),
-    *MEMORY_PARAMETERS[1:],
+    Parameter("start_s", 1.0, "access", 0.4),
+    *memory_parameters("access")[1:],
     _RATE,
-    Parameter("slowness", 0.02, "operator", 0.2),
+    Parameter("slowness", 0.02, "operator", 0.1),
+    Parameter("start_factor", 0.02, "operator", 0.1),
 )
 POINTWISE = Form(
     "pointwise",
@@ -136,7 +134,15 @@ PLACED = Form(
 )
 ROWS = Form(
     "rows",
-    (*MEMORY_PARAMETERS, _RATE, Parameter("passes", 0.3), Parameter("row_s", 1.5), Parameter("row_element_s", 1.5)),
+    (
+        Parameter("start_s", 1.0, "path", 0.1),
+        *memory_parameters()[1:],
+        _RATE,
+        Parameter("passes", 0.02, "kernel", 0.4),
+        Parameter("row_s", 1.0, "path", 0.5),
+        Parameter("row_element_s", 1.0, "path", 0.5),
+        Parameter("resident", 0.7, "path", 0.5),
+    ),
     rows_time_s,
     _rows_starts,
     ("rows", "length"),
@@ -144,7 +150,7 @@ ROWS = Form(
 )
 COLUMNS = Form(
     "columns",
-    (*MEMORY_PARAMETERS, _RATE, Parameter("lanes", 1.0), Parameter("row_s", 1.5)),
+    (*memory_parameters(), _RATE, Parameter("lanes", 1.0), Parameter("row_s", 1.5)),
     columns_time_s,
     _columns_starts,
     ("rows", "length"),
@@ -152,14 +158,23 @@ COLUMNS = Form(
 )
 SCATTER = Form(
     "scatter",
-    (*MEMORY_PARAMETERS, Parameter("sort_s", 1.0), Parameter("sorted_token_s", 2.0), Parameter("token_s", 2.0)),
+    (
+        *memory_parameters(),
+        Parameter("sort_s", 1.0),
+        Parameter("token_s", 1.0),
+        Parameter("element_s", 1.0),
+        Parameter("sorted_token_s", 1.0),
+        Parameter("sorted_element_s", 1.0),
+    ),
     scatter_time_s,
     _scatter_starts,
+    ("tokens", "length", "table_bytes"),
+    ("path",),
 )
 LISTS = Form(
     "lists",
     (
-        *MEMORY_PARAMETERS,
+        *memory_parameters(),
         Parameter("launch_s", 0.7),
         Parameter("chunk_s", 1.0),
         Parameter("slowness", 0.02, "path", 0.2),

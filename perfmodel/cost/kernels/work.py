@@ -31,7 +31,7 @@ _WRITTEN_LISTS = {
     "_fused_adagrad_": (0, 2),
 }
 _WRITE_ONLY = frozenset(
-    "fill zero zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange".split()
+    ["fill", "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"]
 )
 # Which of their tensors these read; the others they only ask the shape of, or overwrite.
 _READ = {
@@ -175,18 +175,30 @@ def least_bytes(operation: Operation) -> float:
     """Bytes that must cross between memory and the chip: every distinct element read once and written once.
 
     An in-place operand counts twice; broadcast dimensions once; what is not read (the old content of a fill, most rows
-    of an embedding's table) not at all. Tensors of equal description are taken for different ones.
+    of an embedding's table) not at all. A tensor passed twice is read once.
     """
-    name = operation.base_name
-    plain = name.removesuffix("_")
-    written = sum(spec.touched_bytes for spec in operation.outputs)
-    if plain in _NOTHING:
+    name = operation.base_name.removesuffix("_")
+    read = 0 if name in _WRITE_ONLY or name in _NOTHING else _read_bytes(operation, name)
+    return float(read + written_bytes(operation))
+
+
+def written_bytes(operation: Operation) -> float:
+    """The part of :func:`least_bytes` that is written: outputs, and the lists an in-place operator changes."""
+    if operation.base_name.removesuffix("_") in _NOTHING:
         return 0.0
-    if plain in _WRITE_ONLY:
-        return float(written)
-    if operation.inputs and is_list(operation.inputs[0]):
-        return float(_list_bytes(operation) + written)
-    return float(written + _read_bytes(operation, plain))
+    returned = sum(spec.touched_bytes for spec in operation.outputs)
+    changes = operation.base_name.endswith("_") and not operation.outputs
+    if not changes or not operation.inputs or not is_list(operation.inputs[0]):
+        return float(returned)
+    changed = _WRITTEN_LISTS.get(operation.base_name, (0,))
+    return float(sum(_bytes_of(operation.inputs[i]) for i in changed if i < len(operation.inputs)))
+
+
+def footprint_bytes(operation: Operation) -> float:
+    """Bytes of the distinct memory a call touches: an in-place operand counts once."""
+    name = operation.base_name
+    in_place = name.endswith("_") and name.removesuffix("_") not in (*_WRITE_ONLY, "copy", "_foreach_copy")
+    return least_bytes(operation) - (written_bytes(operation) if in_place else 0.0)
 
 
 def _read_bytes(operation: Operation, plain: str) -> int:
@@ -199,19 +211,9 @@ def _read_bytes(operation: Operation, plain: str) -> int:
         return tensors[1].touched_bytes + tensors[0].shape[0] * DTYPE_BYTES[tensors[0].dtype]
     if plain in _READ:
         return sum(tensors[position].touched_bytes for position in _READ[plain])
-    return sum(spec.touched_bytes for spec in tensors)
-
-
-def _list_bytes(operation: Operation) -> int:
-    """Reads of every list, and the writes of the lists an in-place operator changes (which it does not return)."""
-    read = sum(spec.touched_bytes for spec in operation.input_tensors() if spec.device != "cpu")
-    if operation.base_name == "_foreach_copy_":
-        return read
-    if not operation.base_name.endswith("_") or operation.outputs:
-        return read
-    changed = _WRITTEN_LISTS.get(operation.base_name, (0,))
-    lists = [operation.inputs[i] for i in changed if i < len(operation.inputs)]
-    return read + sum(_bytes_of(argument) for argument in lists)
+    if plain == "_foreach_copy":
+        return _bytes_of(operation.inputs[1])
+    return sum(spec.touched_bytes for spec in operation.distinct_inputs() if spec.device != "cpu")
 
 
 def _bytes_of(argument: Argument) -> int:

@@ -96,7 +96,7 @@ class CudaIllusion(TorchFunctionMode):
 
     def _call_name(self, func: Any) -> str | None:
         if func not in self._names:
-            self._names[func] = _call_name(func)
+            self._names[func] = call_name(func)
         return self._names[func]
 
 
@@ -129,7 +129,7 @@ def illusion_kept(illusion: CudaIllusion) -> Iterator[None]:
             yield
 
 
-def _call_name(func: Any) -> str | None:
+def call_name(func: Any) -> str | None:
     """``Tensor.view`` for methods, ``linear`` for functions, ``Tensor.T`` for properties, None for setters."""
     name = getattr(func, "__name__", None)
     if name is None or name in ("__set__", "__delete__"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from perfmodel.workload.trace_file import EventKind, Storage, StorageKind
@@ -96,6 +99,49 @@ class StorageLedger:
         """Stop watching: nothing that dies after this is an event."""
         self._watchers.clear()
         self._ids.clear()
+
+
+class Touches:
+    """Which storages the operators of a step touch, and how many bytes of each."""
+
+    def __init__(self) -> None:
+        self._events, self._counts = array("q"), array("q")
+        self._ids, self._bytes = array("q"), array("q")
+
+    def add(self, event: int, touched: dict[int, int]) -> None:
+        self._events.append(event)
+        self._counts.append(len(touched))
+        self._ids.extend(touched)
+        self._bytes.extend(touched.values())
+
+    def columns(self, events: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """touch_offsets, touches and touch_bytes of a step of so many events."""
+        counts = np.zeros(events, dtype=np.int64)
+        counts[np.array(self._events, dtype=np.int64)] = self._counts
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return offsets, np.array(self._ids, dtype=np.int64), np.array(self._bytes, dtype=np.int64)
+
+
+def touched_bytes(tensors: Iterable[torch.Tensor], find: Callable[[torch.Tensor], int | None]) -> dict[int, int]:
+    """Bytes that tensors address in each numbered storage, in order of appearance; views of one storage add up."""
+    found: dict[int, int] = {}
+    seen: set[tuple[int, int, int]] = set()
+    for tensor in tensors:
+        number = find(tensor)
+        if number is None:
+            continue
+        size = min(_distinct_elements(tensor) * tensor.element_size(), tensor.untyped_storage().nbytes())
+        view = (number, tensor.storage_offset(), size)
+        if view not in seen:
+            seen.add(view)
+            found[number] = min(found.get(number, 0) + size, tensor.untyped_storage().nbytes())
+    return found
+
+
+def _distinct_elements(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    return math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 
 def has_one_owner(tensor: torch.Tensor) -> bool:

@@ -14,9 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.trace.illusion import CPU, is_on_host, put_on_host
-from perfmodel.workload.trace.memory import ALLOCATION_ORDER, StorageLedger, has_one_owner, is_dense
+from perfmodel.workload.trace.memory import (
+    ALLOCATION_ORDER,
+    StorageLedger,
+    Touches,
+    has_one_owner,
+    is_dense,
+    touched_bytes,
+)
 from perfmodel.workload.trace.shadows import Shadows
-from perfmodel.workload.trace.tables import OperationTable, Table
+from perfmodel.workload.trace.tables import OperationTable, Table, flat
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
 aten = torch.ops.aten
@@ -45,7 +52,7 @@ _FLOAT32_STATISTICS = frozenset(
 )
 
 
-class _Traits:
+class Traits:
     """What the schema of an operator says, looked up once."""
 
     def __init__(self, func: Any) -> None:
@@ -76,7 +83,7 @@ class Recorder(TorchDispatchMode):
         self.nodes: Table[str] = Table()
         self.ledger = StorageLedger(self._emit)
         self._shadows = Shadows()
-        self._traits: dict[Any, _Traits] = {}
+        self._traits: dict[Any, Traits] = {}
         self._place: str | None = None
         self._engine_accumulates = False
         self._uses_by_one_owner: int | None = None
@@ -90,6 +97,7 @@ class Recorder(TorchDispatchMode):
 
     def _reset(self) -> None:
         self._kind, self._a, self._b = array("b"), array("q"), array("q")
+        self._touches = Touches()
         self._segments: list[tuple[str, int, int]] = []
         self.phase = ""
 
@@ -114,8 +122,9 @@ class Recorder(TorchDispatchMode):
             if phase != "end"
         ]
         columns = [np.array(column, dtype=np.int64) for column in (self._kind, self._a, self._b)]
+        touched = self._touches.columns(len(self._kind))
         self._reset()
-        return StepEvents(columns[0], columns[1], columns[2], tuple(segments))
+        return StepEvents(columns[0], columns[1], columns[2], tuple(segments), *touched)
 
     @contextmanager
     def placing(self, place: str | None) -> Iterator[None]:
@@ -192,7 +201,7 @@ class Recorder(TorchDispatchMode):
             kwargs = kwargs | {"device": CPU}
         traits = self._traits.get(func)
         if traits is None:
-            traits = self._traits[func] = _Traits(func)
+            traits = self._traits[func] = Traits(func)
         if not (traits.is_recorded and self.is_recording):
             if self._uses_by_one_owner is None and func is aten.add.Tensor:
                 self._uses_by_one_owner = args[0]._use_count()
@@ -201,7 +210,7 @@ class Recorder(TorchDispatchMode):
             return self._run_read(traits, args)
         if func is aten.add.Tensor and self._adds_in_place(args, kwargs):
             func = aten.add_.Tensor
-            traits = self._traits.setdefault(func, _Traits(func))
+            traits = self._traits.setdefault(func, Traits(func))
         try:
             result = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException) as error:
@@ -217,7 +226,7 @@ class Recorder(TorchDispatchMode):
         self._record(traits, args, kwargs, result)
         return result
 
-    def _run_read(self, traits: _Traits, args: Any) -> Any:
+    def _run_read(self, traits: Traits, args: Any) -> Any:
         """Reading one element: the host waits for the device, unless the tensor lives on the host."""
         on_host = is_on_host(args[0])
         value = aten._local_scalar_dense.default(*args) if on_host else self._shadows.read(args[0], self._where())
@@ -241,9 +250,9 @@ class Recorder(TorchDispatchMode):
             and first._use_count() == self._uses_by_one_owner
         )
 
-    def _record(self, traits: _Traits, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        outputs = [item for item in _flat(result) if isinstance(item, torch.Tensor)]
-        inputs = [item for item in _flat((args, tuple(kwargs.values()))) if isinstance(item, torch.Tensor)]
+    def _record(self, traits: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        outputs = [item for item in flat(result) if isinstance(item, torch.Tensor)]
+        inputs = [item for item in flat((args, tuple(kwargs.values()))) if isinstance(item, torch.Tensor)]
         places = {True} if traits.is_lift else {is_on_host(tensor) for tensor in inputs}
         on_host = places == {True} if self._place is None else self._place == "cpu"
         if traits.is_lift and on_host:
@@ -258,24 +267,19 @@ class Recorder(TorchDispatchMode):
         is_empty = bool(outputs) and not any(tensor.numel() for tensor in outputs)
         launches = (traits.launches or traits.is_lift) and not is_host_work and not is_empty
         number = self.table.add(traits.name, args, kwargs, outputs, on_host, launches)
+        event = len(self._kind)
         self._emit(EventKind.OP, number, self._node)
         if not on_host:
-            self._note_outputs(traits, list(_flat(result)))  # by contract after their OP: temporaries come in between
+            self._note_outputs(traits, list(flat(result)))  # by contract after their OP: temporaries come in between
+        if launches:
+            self._touches.add(event, touched_bytes([*inputs, *outputs], self.ledger.find))
         if launches and traits.transfers and len(places | {on_host}) == 2 and not kwargs.get("non_blocking"):
             self._emit(EventKind.SYNC, number)
 
-    def _note_outputs(self, traits: _Traits, outputs: list[Any]) -> None:
+    def _note_outputs(self, traits: Traits, outputs: list[Any]) -> None:
         in_forward = self.phase == "forward"
         if traits.allocation_order is not None:
             outputs = [outputs[index] for index in traits.allocation_order]
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and not is_on_host(tensor):
                 self.ledger.note_output(tensor, in_forward)
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _flat(item)
-    else:
-        yield value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -57,13 +57,37 @@ class OperationTable:
 
     def add(self, name: str, inputs: Any, keywords: Any, outputs: Any, host: bool, runs_on_device: bool) -> int:
         """Number the call. Scalars of equal value and different type (1, 1.0, True) stay different calls."""
+        same = repeated_tensors(inputs, keywords) if runs_on_device else ()
         arguments = tuple([self.argument(value, host) for value in inputs])
         named = tuple([(key, self.argument(keywords[key], host)) for key in sorted(keywords)]) if keywords else ()
         made = tuple([self.spec(tensor, is_on_host(tensor)) for tensor in outputs])
         types = tuple([type(value) for value in arguments]) + tuple([type(value) for _, value in named])
-        key = (name, arguments, named, made, runs_on_device, types)
+        key = (name, arguments, named, made, runs_on_device, types, same)
         number = self._index.get(key)
         if number is None:
             number = self._index[key] = len(self.operations)
-            self.operations.append(Operation(name, arguments, named, made, runs_on_device))
+            self.operations.append(Operation(name, arguments, named, made, runs_on_device, same))
         return number
+
+
+def repeated_tensors(inputs: Any, keywords: Any) -> tuple[int, ...]:
+    """For each tensor of a call the first that is the same view of the same storage; empty where all differ."""
+    first: dict[Any, int] = {}
+    named = tuple([keywords[key] for key in sorted(keywords)]) if keywords else ()
+    tensors = [item for item in flat((inputs, named)) if isinstance(item, torch.Tensor)]
+    same = tuple([first.setdefault(_identity(tensor), i) for i, tensor in enumerate(tensors)])
+    return same if len(first) < len(same) else ()
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    storage = tensor.untyped_storage()._cdata
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The items of nested lists and tuples."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from flat(item)
+    else:
+        yield value

@@ -7,7 +7,7 @@ from calibrate.calls import tensor
 from perfmodel.cost.kernels import costs
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_cost, kernel_costs
-from perfmodel.hardware.profile import CurveRecord, Device, KernelRecord, Profile
+from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
 
@@ -38,7 +38,7 @@ def _profile(**records: KernelRecord) -> Profile:
 def test_exact_then_curve_then_roofline():
     profile = _profile(add=KernelRecord(time_s=5e-6, spread=0.004, kernels=1))
     add, neg, mm = kernel_costs([ADD, NEG, MM], profile, matmul_tf32=False)
-    assert add == KernelCost(5e-6, 0.004, "exact", "pointwise", 1e6, 12e6, "fp32", 1)
+    assert add == KernelCost(5e-6, 0.004, "exact", "pointwise", 1e6, 12e6, "fp32", 1, 5e-6)
     assert (neg.source, neg.spread, neg.time_s) == ("curve", pytest.approx(0.02), pytest.approx(4e-6))
     assert (mm.source, mm.spread, mm.kind, mm.flops) == ("roofline", 0.25, "gemm", 2 * 512**3)
 
@@ -60,7 +60,7 @@ def test_only_the_grid_counts_without_exact_keys():
 def test_tf32_has_its_own_key():
     profile = _profile(mm=KernelRecord(time_s=9e-6))
     assert kernel_cost(MM, profile, matmul_tf32=False).source == "exact"
-    assert kernel_cost(MM, profile, matmul_tf32=True)[2:] == ("roofline", "gemm", 2 * 512**3, 3 * 2**20, "tf32", 1)
+    assert kernel_cost(MM, profile, matmul_tf32=True)[2:-1] == ("roofline", "gemm", 2 * 512**3, 3 * 2**20, "tf32", 1)
 
 
 def test_a_key_that_failed_to_measure_falls_back():
@@ -70,7 +70,7 @@ def test_a_key_that_failed_to_measure_falls_back():
 
 def test_views_cost_nothing():
     view = Operation("aten.t.default", (X,), (), (X,), runs_on_device=False)
-    assert kernel_cost(view, _profile(), False) == KernelCost(0.0, 0.0, "none", "other", 0.0, 0.0, "fp32", 0)
+    assert kernel_cost(view, _profile(), False) == KernelCost(0.0, 0.0, "none", "other", 0.0, 0.0, "fp32", 0, 0.0)
 
 
 def test_launches_are_counted_or_worked_out():
@@ -89,3 +89,29 @@ def test_costs_are_remembered_as_long_as_the_profile():
     del profile
     gc.collect()
     assert identity not in costs._known
+
+
+@pytest.mark.parametrize(
+    ("record", "extra_s"),
+    [
+        (KernelRecord(time_s=5e-6, cold_time_s=8e-6), 3e-6),
+        (KernelRecord(time_s=5e-6, cold_time_s=4e-6), 0.0),  # noise: nothing is faster cold
+        (KernelRecord(time_s=5e-6), 8e-6),  # 12 MB of 1 / 1.5 TB/s
+        (KernelRecord(error="failed"), 8e-6),  # the same on the curve
+    ],
+)
+def test_cold_is_as_measured_or_what_misses_cost(record, extra_s):
+    cache = Cache(capacity_bytes=40e6, miss_s_per_byte=1 / 1.5e12)
+    profile = _profile(add=record).model_copy(update={"cache": cache})
+    cost = kernel_cost(ADD, profile, False)
+    assert cost.cold_time_s - cost.time_s == pytest.approx(extra_s)
+
+
+def test_cold_is_warm_where_nothing_is_found_or_known():
+    record = KernelRecord(time_s=5e-6)
+    small = Cache(capacity_bytes=6e6, miss_s_per_byte=1.0)  # a repeated call passes two caches
+    for cache in (small, Cache(), Cache(capacity_bytes=40e6)):
+        cost = kernel_cost(ADD, _profile(add=record).model_copy(update={"cache": cache}), False)
+        assert cost.cold_time_s == cost.time_s
+    roofline = kernel_cost(MM, _profile().model_copy(update={"cache": Cache(miss_s_per_byte=1.0)}), False)
+    assert roofline.cold_time_s == roofline.time_s

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from perfmodel.workload.trace.memory import StorageLedger, has_one_owner, is_dense
+from perfmodel.workload.trace.memory import StorageLedger, Touches, has_one_owner, is_dense, touched_bytes
 from perfmodel.workload.trace_file import EventKind, Storage, StorageKind
 
 
@@ -79,3 +79,23 @@ def test_one_owner():
 )
 def test_density(tensor, dense):
     assert is_dense(tensor) == dense
+
+
+def test_touched_bytes_by_storage(ledger):
+    table, other, unknown = torch.zeros(10, 4), torch.zeros(3), torch.zeros(5)
+    ledger.add_persistent(table, StorageKind.PARAMETER)
+    ledger.add_persistent(other, StorageKind.PARAMETER)
+    rows, columns = table[2:4], table[:, :2]
+    expanded = other[:1].expand(100, 1)
+    assert touched_bytes([expanded, unknown, rows, rows, table[2:4]], ledger.find) == {1: 4, 0: 32}
+    assert touched_bytes([rows, columns], ledger.find) == {0: 32 + 80}
+    assert touched_bytes([table, table.t(), columns], ledger.find) == {0: 160}  # never more than there is
+
+
+def test_touches_as_columns():
+    touches = Touches()
+    touches.add(1, {7: 40, 3: 8})
+    touches.add(4, {})
+    touches.add(5, {7: 4})
+    offsets, storages, sizes = touches.columns(7)
+    assert (offsets.tolist(), storages.tolist(), sizes.tolist()) == ([0, 0, 2, 2, 2, 2, 3, 3], [7, 3, 7], [40, 8, 4])

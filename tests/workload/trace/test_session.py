@@ -406,3 +406,55 @@ def test_what_is_refused_leaves_torch_as_it_was():
     with pytest.raises(PerfModelError, match="compile must be false"):
         trace_step(scenario_of(keys))
     assert torch.nn.functional.dropout(torch.ones(4), 0.5).shape == (4,)
+
+
+# Touches and repeated tensors
+
+
+def touches_of(trace, events, index):
+    return events.touches[events.touch_offsets[index] : events.touch_offsets[index + 1]].tolist()
+
+
+def test_every_launching_operator_touches_what_it_reads_and_makes():
+    trace = trace_of(batch={"size": 2, "sequence_length": 16}, training={"gradient_accumulation": 3})
+    for events in (trace.first, trace.steady):
+        alive = {storage.id for storage in trace.persistent}
+        if events is trace.steady:
+            alive |= set(trace.first.a[trace.first.kind == EventKind.ALLOC].tolist())
+        alive |= set(events.a[events.kind == EventKind.ALLOC].tolist())
+        assert set(events.touches.tolist()) <= alive
+        for index in np.flatnonzero(events.kind == EventKind.OP).tolist():
+            operation, touched = trace.operations[events.a[index]], touches_of(trace, events, index)
+            assert len(set(touched)) == len(touched)
+            on_device = [spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.device == "cuda"]
+            if not operation.runs_on_device:
+                assert touched == []
+            elif operation.base_name != "_local_scalar_dense":
+                assert bool(touched) == any(spec.numel for spec in on_device)
+                assert len(touched) <= len(on_device)
+
+
+def test_outputs_are_touched_after_inputs_by_those_who_allocate_them():
+    events = trace_of().steady
+    for index in np.flatnonzero(events.kind[1:] == EventKind.ALLOC).tolist():
+        if events.kind[index] == EventKind.OP:
+            assert touches_of(None, events, index)[-1] >= events.a[index + 1]
+
+
+def test_a_product_of_a_tensor_with_itself_and_squared_gradients_are_seen():
+    trace = trace_of(optimizer={"implementation": "foreach"})
+    (addcmul,) = [operation for operation in trace.operations if operation.base_name == "_foreach_addcmul_"]
+    count = len(addcmul.inputs[0])
+    assert addcmul.same == (*range(2 * count), *range(count, 2 * count))
+    loop = trace_of(optimizer={"implementation": "for-loop"})
+    assert {op.same for op in loop.operations if op.base_name == "addcmul_"} == {(0, 1, 1)}
+    assert {op.same for op in loop.operations if op.base_name == "addcdiv_"} == {()}
+
+
+def test_touches_survive_the_file(tmp_path):
+    trace = trace_of(optimizer={"implementation": "foreach"})
+    save_trace(trace, tmp_path / "trace.json.gz")
+    again = load_trace(tmp_path / "trace.json.gz")
+    assert again.operations == trace.operations
+    for name in ("touch_offsets", "touches", "touch_bytes"):
+        assert np.array_equal(getattr(again.steady, name), getattr(trace.steady, name))

@@ -1,0 +1,63 @@
+"""What stays in the device's cache, and what a miss costs: sums of vectors over ever more buffers. CUDA only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrate.cuda_timing import CudaStopwatch
+from calibrate.timing import Limits
+from perfmodel.hardware.profile import Cache
+
+VECTOR_BYTES = 2 * 2**20
+CALL_BYTES = 3 * VECTOR_BYTES  # two vectors are read and one is written
+SETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 20, 24, 32, 40)  # 6 to 250 MB
+PLATEAU = 3  # sets at either end that are surely warm or cold
+LEAST_DIFFERENCE = 0.05  # relative; below it the cache cannot be seen
+LIMITS = Limits(fewest=5, most=9, enough_s=0.1)
+# The linear fall-off of perfmodel.cost.residency is half way down where D + own is so many capacities.
+HALF_WAY = 1.5
+
+
+def measure_cache(stopwatch: CudaStopwatch) -> Cache:
+    """Capacity and cost of a miss; the fields are None where the cache cannot be told from the memory behind it."""
+    quick = stopwatch.limited(LIMITS)
+    times_s = [quick.measure(_rotating(_sets(count))).median_s for count in SETS]
+    return cache_from_ladder([count * CALL_BYTES for count in SETS], times_s, CALL_BYTES)
+
+
+def cache_from_ladder(footprints_bytes: Sequence[float], times_s: Sequence[float], call_bytes: float) -> Cache:
+    """Cache of a ladder of times of calls that move ``call_bytes`` each, in turn over so many bytes.
+
+    miss = (cold - warm) / call_bytes, between the medians of both ends; capacity = footprint half way between / 1.5,
+    as the model's linear fall-off has it.
+
+    >>> cache_from_ladder([10, 20, 30, 60, 90, 120, 150, 180], [1, 1, 1, 1, 2, 3, 3, 3], 2.0)
+    Cache(capacity_bytes=60.0, miss_s_per_byte=1.0)
+    """
+    warm_s, cold_s = float(np.median(times_s[:PLATEAU])), float(np.median(times_s[-PLATEAU:]))
+    if cold_s - warm_s < LEAST_DIFFERENCE * warm_s:
+        return Cache()
+    half_s = (warm_s + cold_s) / 2
+    below = max(i for i, time_s in enumerate(times_s) if time_s < half_s)
+    half_bytes = np.interp(half_s, times_s[below : below + 2], footprints_bytes[below : below + 2])
+    return Cache(capacity_bytes=float(half_bytes) / HALF_WAY, miss_s_per_byte=(cold_s - warm_s) / call_bytes)
+
+
+def _sets(count: int) -> list[tuple[torch.Tensor, ...]]:
+    elements = VECTOR_BYTES // 4
+    return [tuple(torch.randn(elements, device="cuda") for _ in range(3)) for _ in range(count)]
+
+
+def _rotating(sets: Sequence[tuple[Any, ...]]) -> Callable[[], object]:
+    turns = cycle(sets)
+
+    def call() -> object:
+        left, right, out = next(turns)
+        return torch.add(left, right, out=out)
+
+    return call

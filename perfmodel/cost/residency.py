@@ -1,0 +1,217 @@
+"""How much of what a launch touches is still in the device's cache from what ran before it in the step.
+
+A microbenchmark repeats one call, so whatever fits stays in the cache; in a step other kernels run in between. Least
+recently used by traffic, as a linear fall-off for each storage j that a launch touches:
+
+    h_j = clip(1 - max(0, D_j + own - C) / C, 0, 1)
+
+D_j: bytes that the device touched since j was last touched. own: the launch's bytes. C: effective capacity. Traffic,
+not distinct bytes, ages the cache; reads and writes count alike.
+
+New storages lie in blocks that the caching allocator hands out again, so they inherit what is cached of the block. Its
+best fit is stood in for by the block of equal rounded size that was freed last; where there is none, the block is cold.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.program.program import Program
+from perfmodel.program.repeats import renamed_on_repeat
+from perfmodel.workload.trace_file import EventKind, Segment, Trace
+
+BLOCK_BYTES = 512  # the caching allocator's granule
+SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does
+# Operators that read few rows of their first tensor, as many as they return.
+ROW_READERS = frozenset(("embedding", "index_select", "gather", "index"))
+
+# Shares already worked out, by identity of the trace; an entry goes when its trace does.
+_known: dict[int, dict[tuple[int, float], np.ndarray]] = {}
+
+
+def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> np.ndarray:
+    """For each launch the share of its bytes that it finds in the cache, of what it would find when repeated alone.
+
+    share = mean of h_j by bytes / clip(1 - max(0, own - C) / C, 0, 1), in a steady step. 1: as warm as alone; 0:
+    nothing is found; 1 too where a launch touches nothing.
+
+    Parameters
+    ----------
+    program
+        One rank's step.
+    capacity_bytes
+        C; 0 where there is no cache.
+    positions
+        Where the launches stand among the program's instructions.
+
+    Notes
+    -----
+    Remembered as long as the program's trace lives.
+    """
+    if capacity_bytes <= 0:
+        return np.zeros(len(positions))
+    trace, key = program.trace, (len(program.runs), capacity_bytes)
+    identity = id(trace)
+    if identity not in _known:
+        _known[identity] = {}
+        weakref.finalize(trace, _known.pop, identity, None)
+    if key not in _known[identity]:
+        _known[identity][key] = _all_shares(program, capacity_bytes)
+    return np.asarray(_known[identity][key][positions])
+
+
+def alone_share(own_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:
+    """Share of its bytes that a launch finds in the cache when it follows itself: h_j with D_j = 0.
+
+    >>> float(alone_share(15.0, 10.0))
+    0.5
+    """
+    beyond = np.maximum(0.0, np.asarray(own_bytes) - capacity_bytes)
+    return np.asarray(np.clip(1 - beyond / capacity_bytes, 0.0, 1.0))
+
+
+def _all_shares(program: Program, capacity_bytes: float) -> np.ndarray:
+    """Shares of all instructions, from the second of two equal steps."""
+    step = _Step.of(program)
+    events = program.trace.steady
+    counts = np.diff(events.touch_offsets)[step.order]
+    starts = events.touch_offsets[:-1][step.order]
+    touches = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    within = np.repeat(np.arange(len(step.order)), counts)
+    launch = np.concatenate([within, within + len(step.order)])
+    blocks = _blocks(program.trace, step, step.renamed(events.touches[touches], within), launch)
+    sizes = np.tile(_touched_bytes(program.trace)[touches], 2).astype(float)
+    shares = _shares(launch, blocks, sizes, 2 * len(step.order), capacity_bytes)[len(step.order) :]
+    return _with_later_micro_batches(program, shares)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The simulated part of a step.
+
+    order: index into the trace's events. repeats: whether each is of a micro-batch that the trace does not hold. names,
+    names_again: by storage id, the name under which the step itself makes it, on a first and on a repeated run.
+    """
+
+    order: np.ndarray
+    repeats: np.ndarray
+    names: np.ndarray
+    names_again: np.ndarray
+
+    @classmethod
+    def of(cls, program: Program) -> _Step:
+        runs = [run for run in program.runs if run.micro_batch < SIMULATED_MICRO_BATCHES]
+        repeated = [run.micro_batch != run.segment.micro_batch for run in runs]
+        lengths = [run.segment.stop - run.segment.start for run in runs]
+        again = dict.fromkeys(run.segment for run, repeats in zip(runs, repeated, strict=True) if repeats)
+        return cls(
+            np.concatenate([_none(), *(np.arange(run.segment.start, run.segment.stop) for run in runs)]),
+            np.repeat(np.array(repeated, dtype=bool), lengths),
+            _names(program.trace, program.trace.steady.segments),
+            _names(program.trace, tuple(again)),
+        )
+
+    def renamed(self, storages: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Storage ids of what stands at these places of the order, as the step itself names them."""
+        return np.asarray(np.where(self.repeats[at], self.names_again[storages], self.names[storages]))
+
+
+def _none() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+def _names(trace: Trace, segments: tuple[Segment, ...]) -> np.ndarray:
+    """By storage id: itself, or what these segments make in its place when they run again."""
+    sizes = {storage.id: storage.bytes for storage in trace.persistent}
+    largest = max(sizes, default=0)
+    for events in (trace.first, trace.steady):
+        made = events.kind == EventKind.ALLOC
+        sizes.update(zip(events.a[made].tolist(), events.b[made].tolist(), strict=True))
+        stored = np.isin(events.kind, (EventKind.ALLOC, EventKind.FREE))
+        largest = max(largest, int(events.a[stored].max(initial=0)), int(events.touches.max(initial=0)))
+    names = np.arange(largest + 1)
+    if segments:
+        for freed, made_again in renamed_on_repeat(trace.steady, segments, sizes):
+            names[freed] = made_again
+    return names
+
+
+def _touched_bytes(trace: Trace) -> np.ndarray:
+    """The steady step's touch_bytes, less the rows of a table that are not read."""
+    events = trace.steady
+    sizes = events.touch_bytes.copy()
+    readers = [i for i, op in enumerate(trace.operations) if op.base_name in ROW_READERS and op.outputs]
+    found = np.flatnonzero((events.kind == EventKind.OP) & np.isin(events.a, readers))
+    for event in found[np.diff(events.touch_offsets)[found] > 0].tolist():
+        first = events.touch_offsets[event]
+        sizes[first] = min(sizes[first], trace.operations[events.a[event]].outputs[0].bytes)
+    return sizes
+
+
+def _shares(launch: np.ndarray, blocks: np.ndarray, sizes: np.ndarray, launches: int, capacity: float) -> np.ndarray:
+    """Relative share of each launch. launch, blocks, sizes: of every touch, in order."""
+    own = np.bincount(launch, weights=sizes, minlength=launches)
+    until = np.cumsum(own)
+    order = np.argsort(blocks, kind="stable")
+    again = np.flatnonzero(blocks[order][1:] == blocks[order][:-1])
+    here, before = order[again + 1], order[again]
+    between = np.full(len(sizes), np.inf)
+    between[here] = (until - own)[launch[here]] - until[launch[before]]
+    held = np.clip(1 - np.maximum(0.0, between + own[launch] - capacity) / capacity, 0.0, 1.0)
+    found = np.bincount(launch, weights=held * sizes, minlength=launches)
+    alone = alone_share(own, capacity) * own
+    return np.where(own > 0, np.divide(found, alone, out=np.zeros(launches), where=alone > 0), 1.0)
+
+
+def _blocks(trace: Trace, step: _Step, storages: np.ndarray, launch: np.ndarray) -> np.ndarray:
+    """The block that every touch of two steps hits; a storage that no step makes is its own."""
+    storages, length = np.tile(storages, 2), len(step.order)
+    births = _births(trace, step)
+    if not len(births):
+        return storages
+    key = births[:, 0] * 2 * length + births[:, 1]
+    order = np.argsort(key, kind="stable")
+    last = order[np.maximum(np.searchsorted(key[order], storages * 2 * length + launch, side="right") - 1, 0)]
+    is_born = (births[last, 0] == storages) & (births[last, 1] <= launch)
+    return np.where(is_born, births[last, 2], storages)
+
+
+def _births(trace: Trace, step: _Step) -> np.ndarray:
+    """Rows (storage, place in two steps, block) of every allocation; its place is that of the operator which asks."""
+    kind, length = trace.steady.kind[step.order], len(step.order)
+    moves = np.flatnonzero((kind == EventKind.ALLOC) | (kind == EventKind.FREE))
+    operator = np.maximum.accumulate(np.where(kind == EventKind.OP, np.arange(length), 0))[moves].tolist()
+    storages = step.renamed(trace.steady.a[step.order[moves]], moves).tolist()
+    rounded = (-(-trace.steady.b[step.order[moves]] // BLOCK_BYTES)).tolist()
+    is_alloc = (kind[moves] == EventKind.ALLOC).tolist()
+    births: list[tuple[int, int, int]] = []
+    free: dict[int, list[int]] = defaultdict(list)  # blocks by rounded size; the one freed last is handed out first
+    held: dict[int, tuple[list[int], int]] = {}
+    for offset in (0, length):
+        for place, alloc, storage, size in zip(operator, is_alloc, storages, rounded, strict=True):
+            if alloc:
+                blocks = free[size]
+                block = blocks.pop() if blocks else -1 - len(births)
+                held[storage] = blocks, block
+                births.append((storage, offset + place, block))
+            elif storage in held:
+                blocks, block = held.pop(storage)
+                blocks.append(block)
+    return np.array(births, dtype=np.int64)
+
+
+def _with_later_micro_batches(program: Program, shares: np.ndarray) -> np.ndarray:
+    """Shares of the whole program: a micro-batch that was not simulated finds what the last simulated one does."""
+    found: dict[tuple[Segment, int], np.ndarray] = {}
+    parts, start = [_none().astype(float)], 0
+    for run in program.runs:
+        known = run.segment, min(run.micro_batch, SIMULATED_MICRO_BATCHES - 1)
+        if known not in found:
+            stop = start + run.segment.stop - run.segment.start
+            found[known], start = shares[start:stop], stop
+        parts.append(found[known])
+    return np.concatenate(parts)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder
+from perfmodel.cost.residency import alone_share
+from perfmodel.hardware.profile import Cache
+
+MB = 1e6
+
+
+def test_the_models_own_ladder_gives_its_capacity_back() -> None:
+    footprints = [count * CALL_BYTES for count in SETS]
+    times_s = [1e-6 + CALL_BYTES * (1 - float(alone_share(size, 40 * MB))) / 4e12 for size in footprints]
+    found = cache_from_ladder(footprints, times_s, CALL_BYTES)
+    assert found.capacity_bytes == pytest.approx(40 * MB)
+    assert found.miss_s_per_byte == pytest.approx(1 / 4e12)
+
+
+def test_one_outlier_at_an_end_changes_nothing() -> None:
+    times_s = [1.0, 9.0, 1.0, 1.0, 3.0, 3.0, 3.0]
+    assert cache_from_ladder([1, 2, 3, 6, 9, 12, 15], times_s, 1.0) == Cache(capacity_bytes=5.0, miss_s_per_byte=2.0)
+
+
+def test_a_cache_that_cannot_be_seen_has_no_capacity() -> None:
+    assert cache_from_ladder([1, 2, 3, 4, 5, 6], [1.0, 1.0, 1.0, 1.04, 1.04, 1.04], 1.0) == Cache()

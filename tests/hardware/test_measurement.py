@@ -1,0 +1,36 @@
+"""Measurement files with and without samples of the host's speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from perfmodel.hardware.measurement import Measurement, load_measurement, save_measurement
+
+PLAIN = Measurement(
+    name="toy",
+    split="tuning",
+    group="own",
+    scenario={},
+    provenance={},
+    warmup_steps=5,
+    step_s=(0.01, 0.02, 0.03),
+    synced_step_s=(0.02,),
+    phases_s={"forward": (0.01, 0.02, 0.03)},
+)
+
+
+def test_a_file_without_the_host_s_speed_loads(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    data = json.loads(PLAIN.model_dump_json(exclude_none=True))
+    del data["blocks"], data["host_reference_s"]
+    path.write_text(json.dumps(data))
+    assert load_measurement(path) == PLAIN
+    assert load_measurement(path).median_host_reference_s is None
+
+
+def test_the_host_s_speed_is_kept(tmp_path: Path) -> None:
+    known = PLAIN.model_copy(update={"blocks": (2, 1), "host_reference_s": (2e-3, 4e-3)})
+    save_measurement(known, tmp_path / "new.json")
+    assert load_measurement(tmp_path / "new.json") == known
+    assert known.median_host_reference_s == 3e-3

@@ -1,0 +1,109 @@
+"""What `predict` does with the host's speed."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.api import PART_OF_PHASE, predict
+from perfmodel.comparison import predict_measurements
+from perfmodel.hardware.measurement import Measurement
+from perfmodel.hardware.profile import Cache, Device, HostRecord, KernelRecord, Profile, save_profile
+from perfmodel.report.accuracy import accuracy_card
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_store import get_trace
+
+DEVICE = Device(
+    kind="cuda", name="Toy GPU", memory_bytes=2**36, peak_flops_per_s={"fp32": 1e15}, peak_memory_bytes_per_s=1e15
+)
+HOST = {"reference": HostRecord(time_s=2e-3, spread=0.2), "call": HostRecord(time_s=1e-5)}
+PROFILE = Profile(name="toy", device=DEVICE, host=HOST)
+DATA = {
+    "model": {"family": "gpt", "size": "tiny"},
+    "batch": {"size": 1, "sequence_length": 8},
+    "hardware": {"profile": "toy.json"},
+    "mode": "forward",
+}
+SCENARIO = Scenario.model_validate(DATA)
+
+
+def test_host_costs_are_scaled_to_the_host_s_speed() -> None:
+    usual, slow, unknown = (
+        predict(SCENARIO, profile, host_reference_s=host_reference_s).timeline.host_busy_s
+        for profile, host_reference_s in [
+            (PROFILE, None),
+            (PROFILE, 3e-3),
+            (PROFILE.model_copy(update={"host": {"call": HOST["call"]}}), 3e-3),
+        ]
+    )
+    assert usual > 0
+    assert slow == pytest.approx(1.5 * usual)
+    assert unknown == usual
+
+
+def test_the_interval_of_a_host_bound_step_is_as_wide_as_the_host_wandered() -> None:
+    """Variances add up, so what two intervals differ in is the host's part."""
+    steady = PROFILE.model_copy(update={"host": HOST | {"reference": HostRecord(time_s=2e-3)}})
+    found = [predict(SCENARIO, profile) for profile in (PROFILE, steady)]
+    wide, narrow = (((high_s - low_s) / 2 / 1.645) ** 2 for low_s, high_s in (each.interval_s for each in found))
+    idle_s = found[0].breakdown["host_bound_s"]
+    assert idle_s > 0
+    assert wide - narrow == pytest.approx((0.2**2 - 0.05**2) * idle_s**2)
+
+
+def test_a_measurement_is_predicted_again_at_the_speed_beside_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_profile(PROFILE, tmp_path / "toy.json")
+    usual_s = predict(SCENARIO, PROFILE).step_time_s
+    slow_s = predict(SCENARIO, PROFILE, host_reference_s=4e-3).step_time_s
+    plain = Measurement(
+        name="plain",
+        split="tuning",
+        group="own",
+        scenario=DATA,
+        provenance={},
+        warmup_steps=5,
+        step_s=(slow_s,),
+        synced_step_s=(slow_s,),
+        phases_s={},
+    )
+    beside = plain.model_copy(update={"name": "beside", "host_reference_s": (3e-3, 4e-3, 5e-3)})
+    first, second = accuracy_card(predict_measurements([plain, beside])).cases
+    assert (first.name, first.error("step")) == ("beside", pytest.approx(usual_s / slow_s - 1))
+    assert first.error("step_at_measured_host_speed") == pytest.approx(0)
+    assert second.error("step_at_measured_host_speed") is None
+
+
+def with_cache(capacity_bytes: float, cold_time_s: float) -> Profile:
+    """Every kernel takes 1 ms warm."""
+    operations = [operation for operation in get_trace(TRAINING).operations if operation.runs_on_device]
+    record = KernelRecord(time_s=1e-3, cold_time_s=cold_time_s, kernels=1)
+    kernels = {kernel_key(operation): record for operation in operations}
+    return PROFILE.model_copy(update={"kernels": kernels, "cache": Cache(capacity_bytes=capacity_bytes)})
+
+
+TRAINING = Scenario.model_validate(DATA | {"mode": "train"})
+
+
+def test_launches_take_between_warm_and_cold_and_never_longer_with_a_larger_cache() -> None:
+    found = [predict(TRAINING, with_cache(capacity, 3e-3)) for capacity in (1, 2e4, 1e5, 1e6, 1e12)]
+    times_s = [prediction.step_time_s for prediction in found]
+    assert times_s == sorted(times_s, reverse=True)
+    assert len(set(times_s)) == len(times_s)
+    launches = len(found[0].timeline.operation)
+    assert times_s[0] <= 3e-3 * launches * (1 + 1e-9)
+    assert times_s[-1] >= 1e-3 * launches * (1 - 1e-9)
+    durations_s = found[2].timeline.end_s - found[2].timeline.start_s
+    assert min(durations_s) >= 1e-3 * (1 - 1e-9)
+    assert max(durations_s) <= 3e-3 * (1 + 1e-9)
+
+
+def test_without_a_difference_the_cache_does_not_matter() -> None:
+    assert predict(TRAINING, with_cache(1, 1e-3)).step_time_s == predict(TRAINING, with_cache(1e12, 1e-3)).step_time_s
+
+
+def test_totals_of_kernels_add_up_to_the_busy_time() -> None:
+    prediction = predict(TRAINING, with_cache(1e5, 3e-3))
+    busy_s = sum(prediction.breakdown[part] for part in {*PART_OF_PHASE.values(), "optimizer_s"})
+    assert sum(use.total_s for use in prediction.kernels) == pytest.approx(busy_s)
+    assert all(1e-3 * (1 - 1e-9) <= use.mean_s <= 3e-3 * (1 + 1e-9) for use in prediction.kernels)
