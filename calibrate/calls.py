@@ -330,7 +330,7 @@ def foreach_adamw(tensors: Sequence[TensorSpec]) -> list[Operation]:
 def foreach_sgd(tensors: Sequence[TensorSpec]) -> list[Operation]:
     """List operators of SGD with momentum and of gradient clipping that AdamW has not."""
     parts = tuple(tensors)
-    scalars = tuple(tensor("float32") for _ in parts)
+    scalars = tuple(tensor(part.dtype) for part in parts)
     return [
         call("_foreach_add_.List", parts, parts, alpha=-0.01),
         call("_foreach_norm.Scalar", parts, 2.0, out=scalars),

@@ -1,9 +1,9 @@
 """Fitting the cost curves to the measured grid: in relative error, with standard errors and leave-one-out errors.
 
-A form's parameters minimise the robust sum of squared log errors plus a pull towards starting values (so that few points
-still give sane numbers). The device's memory is the same for all kernels: its bandwidths are fitted on the pointwise
-kernels, which do little else, and the other curves start from there and are held close. What a form leaves over is
-interpolated between the points (:mod:`perfmodel.cost.kernels.kriging`).
+A form's parameters minimise the robust sum of squared log errors plus a pull towards starting values (so that few
+points still give sane numbers). The device's memory is the same for all kernels: its bandwidths are fitted on the
+pointwise kernels, which do little else, and the other curves start from there and are held close. What a form leaves
+over is interpolated between the points (:mod:`perfmodel.cost.kernels.kriging`).
 
 The errors reported are those of predicting each point from the others, in ten folds: each fold's parameters are fitted
 and its leftovers interpolated without its own points.
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, Form, form_time_s, parameter_key
@@ -25,14 +26,16 @@ from perfmodel.workload.ops import Operation
 FEWEST_POINTS = 4
 FOLDS = 10
 BEGINNINGS = 4
-FIRST_STEPS, LAST_STEPS, FOLD_STEPS = 25, 15, 8  # of the least-squares search: from each beginning, from the best, in folds
+FIRST_STEPS, LAST_STEPS, FOLD_STEPS = 14, 12, 5  # of the search: from each beginning, from the best, in folds
 TARGET_ERROR = 0.03  # log error that weighs as much as one prior deviation; beyond it errors count linearly
 MEMORY_CURVE = "pointwise"  # the curve that knows the memory best, and its best-behaved label
 MEMORY_LABEL = "vectorised"
 ANCHORED = ("memory_bytes_per_s", "cache_bytes_per_s", "cache_bytes", "ramp_s")
 ANCHORED_PRIOR = 0.1
+ARITHMETIC_FORMS = ("gemm", "convolution", "attention")  # what they move is a small and uncertain part; not anchored
 
 Anchors = Mapping[str, float]
+Positions = NDArray[np.intp]
 
 
 def fit_curves(
@@ -55,7 +58,8 @@ def fit_curves(
     for name in sorted(points, key=lambda name: (name != MEMORY_CURVE, name)):
         form, calls, time_s = points[name]
         if len(calls) >= FEWEST_POINTS:
-            curves[name] = fit_curve(form, calls, time_s, _anchors(curves.get(MEMORY_CURVE)))
+            known = {} if form.name in ARITHMETIC_FORMS else _anchors(curves.get(MEMORY_CURVE))
+            curves[name] = fit_curve(form, calls, time_s, known)
     return dict(sorted(curves.items()))
 
 
@@ -139,7 +143,7 @@ class _Problem:
                 general.append(place)
         return cls(form, calls, time_s, keys, np.array(values), np.array(priors), general)
 
-    def of_points(self, chosen: Array) -> _Problem:
+    def of_points(self, chosen: Positions) -> _Problem:
         """The same problem with some of the points."""
         return _Problem(
             self.form, self.calls.take(chosen), self.time_s[chosen], self.keys, self.starts, self.priors, self.general

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.cost import KernelCost, Source
 from perfmodel.cost.kernels.curves import predict_times_s
-from perfmodel.cost.kernels.features import features_of
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
+from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.residency import alone_share
 from perfmodel.hardware.profile import KernelRecord, Profile
@@ -98,11 +98,7 @@ def _cost(
         time_s, spread, source = *predicted, "curve"
     else:
         time_s, spread, source = roofline_time_s(operation, profile.device, matmul_tf32), ROOFLINE_SPREAD, "roofline"
-    kernels = (
-        record.kernels
-        if record is not None and record.kernels is not None
-        else _launches(operation, kind, profile, matmul_tf32)
-    )
+    kernels = record.kernels if record is not None and record.kernels is not None else _launches(operation, kind)
     return KernelCost(
         time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),
         arithmetic_kind(operation, matmul_tf32), kernels, _cold_time_s(operation, time_s, record, source, profile),
@@ -129,8 +125,7 @@ def _cold_time_s(
 _LAUNCHES = {"convolution_backward": 2, "embedding_backward": 4, "attention_backward": 3}
 
 
-def _launches(operation: Operation, kind: str, profile: Profile, matmul_tf32: bool) -> int:
+def _launches(operation: Operation, kind: str) -> int:
     if kind == "optimizer":
-        features = features_of(operation, profile.device, matmul_tf32)
-        return int(features.numbers["launches"]) if features is not None else 1
+        return max(len(optimizer_launches(operation)), 1)
     return _LAUNCHES.get(kind, 1)

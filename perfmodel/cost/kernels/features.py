@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel.cost.kernels.classify import classify, reduced_dims
 from perfmodel.cost.kernels.forms import Form
 from perfmodel.cost.kernels.matrix_forms import ATTENTION, CONVOLUTION, GEMM
 from perfmodel.cost.kernels.memory_forms import COLUMNS, LISTS, PLACED, POINTWISE, ROWS, SCATTER
+from perfmodel.cost.kernels.splitting import CHUNK_ELEMENTS, column_split, optimizer_launches, row_kernel
 from perfmodel.cost.kernels.work import (
     arithmetic_kind,
     attention_shape,
@@ -17,10 +19,8 @@ from perfmodel.cost.kernels.work import (
     footprint_bytes,
     gemm_operands,
     gemm_sizes,
-    is_list,
     least_bytes,
     physical_flops,
-    tensors_of,
     written_bytes,
 )
 from perfmodel.hardware.profile import Device
@@ -31,12 +31,8 @@ FORMS: dict[str, Form] = {
     form.name: form for form in (POINTWISE, PLACED, ROWS, COLUMNS, SCATTER, LISTS, GEMM, CONVOLUTION, ATTENTION)
 }
 ALIGNMENT_BYTES = 16
-CHUNK_ELEMENTS = 65536
-LONGEST_WARP_ROW = 1024
-SHARED_MEMORY_BYTES = 48 * 1024
-# Tensors one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 32 KiB of arguments.
-TENSORS_PER_LAUNCH = (770, 448, 336, 252, 210)
-BLOCKS_PER_LAUNCH = 2240
+ATTENTION_TILES = {"efficient": 64}  # queries a block takes; 128 with the others
+LEAST_CHANNELS = 8  # below it channels are padded
 
 
 @dataclass(frozen=True)
@@ -50,16 +46,26 @@ class Features:
 
 
 Told = tuple[str, str, dict[str, float], dict[str, str]]  # curve, form, numbers, labels
-Extract = Callable[[Operation, str], Told]
+
+
+class Where(NamedTuple):
+    """What a call runs on: the arithmetic unit, and how many multiprocessors there are."""
+
+    arithmetic: str
+    multiprocessors: int
+
+
+Extract = Callable[[Operation, Where], Told]
 
 
 def features_of(operation: Operation, device: Device, tf32: bool) -> Features | None:
     """The curve that predicts ``operation`` and what it is told; None where no curve covers the class."""
     kind = classify(operation)
     extract = _EXTRACTORS.get(kind)
-    if extract is None or not operation.input_tensors():
+    if extract is None or not (operation.input_tensors() or operation.outputs):
         return None
-    curve, form, numbers, labels = extract(operation, arithmetic_kind(operation, tf32))
+    where = Where(arithmetic_kind(operation, tf32), device.multiprocessors)
+    curve, form, numbers, labels = extract(operation, where)
     labels.setdefault("operator", operation.base_name)
     labels.setdefault("access", memory_path(operation))
     common = {
@@ -94,17 +100,17 @@ def memory_path(operation: Operation) -> str:
     return "cast" if len(floating) > 1 else "vectorised"
 
 
-def _pointwise(operation: Operation, _: str) -> Told:
+def _pointwise(operation: Operation, _: Where) -> Told:
     access = "masked" if operation.base_name == "masked_fill" else memory_path(operation)  # which copies first
     return "pointwise", "pointwise", {}, {"path": f"{access} {_item_bytes(operation)}", "access": access}
 
 
-def _transcendental(operation: Operation, _: str) -> Told:
+def _transcendental(operation: Operation, _: Where) -> Told:
     name = operation.base_name.rstrip("_")
     return "pointwise", "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}"}
 
 
-def _copy(operation: Operation, _: str) -> Told:
+def _copy(operation: Operation, _: Where) -> Told:
     source = operation.input_tensors()[-1]
     target = operation.outputs[0] if operation.outputs else source
     sizes = f"{DTYPE_BYTES[source.dtype]} {DTYPE_BYTES[target.dtype]}"
@@ -122,37 +128,42 @@ def _innermost(spec: TensorSpec) -> int:
 
 
 def _simple(curve: str) -> Extract:
-    def extract(operation: Operation, _: str) -> Told:
+    def extract(operation: Operation, _: Where) -> Told:
         name = operation.base_name.rstrip("_")
         return curve, "pointwise", {}, {"path": f"{name} {_item_bytes(operation)}", "access": name}
 
     return extract
 
 
-def _cat(operation: Operation, _: str) -> Told:
+def _cat(operation: Operation, _: Where) -> Told:
     whole = all(spec.is_contiguous for spec in operation.input_tensors())
     access = "contiguous" if whole else "strided"
     return "cat", "pointwise", {}, {"path": f"{access} {_item_bytes(operation)}", "access": access}
 
 
-def _placed(curve: str) -> Extract:
-    """Images: the label also says whether channels are innermost."""
-
-    def extract(operation: Operation, _: str) -> Told:
-        x = max(operation.input_tensors(), key=lambda spec: spec.numel)
-        order = "last" if len(x.shape) == 4 and x.stride[1] == 1 and x.shape[1] > 1 else "contiguous"
-        channels = float(x.shape[1]) if len(x.shape) > 1 else 1.0
-        return (
-            curve,
-            "placed",
-            {"length": channels},
-            {"path": f"{operation.base_name} {order} {_item_bytes(operation)}"},
-        )
-
-    return extract
+def _pooling(operation: Operation, _: Where) -> Told:
+    x = max(operation.input_tensors(), key=lambda spec: spec.numel)
+    window = next((v for v in operation.inputs if isinstance(v, tuple) and not isinstance(v, TensorSpec)), ())
+    kernel = f"{operation.base_name} {_image_order(x)}"
+    path = f"{kernel} {'x'.join(map(str, window))} {_item_bytes(operation)}"
+    channels = float(x.shape[1]) if len(x.shape) > 1 else 1.0
+    return "pooling", "placed", {"length": channels}, {"path": path, "access": kernel}
 
 
-def _rows(operation: Operation, _: str) -> Told:
+def _batch_norm(operation: Operation, _: Where) -> Told:
+    """A channel is a row: with channels outermost one block, or a few, do one."""
+    x = max(operation.input_tensors(), key=lambda spec: spec.numel)
+    channels = float(x.shape[1]) if len(x.shape) > 1 else 1.0
+    kernel = f"{operation.base_name} {_image_order(x)}"
+    numbers = {"rows": channels, "length": max(x.numel / channels, 1.0)}
+    return "batch_norm", "rows", numbers, {"path": f"{kernel} {_item_bytes(operation)}", "kernel": kernel}
+
+
+def _image_order(x: TensorSpec) -> str:
+    return "last" if len(x.shape) == 4 and x.stride[1] == 1 and x.shape[1] > 1 else "contiguous"
+
+
+def _rows(operation: Operation, _: Where) -> Told:
     kind, name = classify(operation), operation.base_name
     x = max(operation.input_tensors(), key=lambda spec: spec.numel)
     if kind == "reduction":
@@ -161,23 +172,10 @@ def _rows(operation: Operation, _: str) -> Told:
     else:
         length = _row_length(operation, x)
         curve = f"{kind} {name}"
-    numbers = {"rows": max(x.numel / max(length, 1), 1.0), "length": float(max(length, 1))}
+    rows = elements(operation) / max(length, 1)
+    numbers = {"rows": max(rows, 1.0), "length": float(max(length, 1))}
     kernel = row_kernel(operation.base_name, length, _item_bytes(operation))
     return curve, "rows", numbers, {"path": f"{kernel} {_item_bytes(operation)}", "kernel": kernel}
-
-
-def row_kernel(name: str, length: int, item_bytes: int) -> str:
-    """Which of an operator's kernels takes rows of that length.
-
-    Softmax keeps a row in one warp's registers up to 1024 elements, in a block's shared memory while it fits there, and
-    else reads it several times (ATen/native/cuda/SoftMax.cu).
-    """
-    if "softmax" not in name:
-        return "any"
-    if length <= LONGEST_WARP_ROW and length * item_bytes <= 4 * LONGEST_WARP_ROW:
-        return "warp"
-    fits = length * item_bytes <= SHARED_MEMORY_BYTES and length * item_bytes % ALIGNMENT_BYTES == 0
-    return "shared" if fits else "block"
 
 
 def _row_length(operation: Operation, x: TensorSpec) -> int:
@@ -188,20 +186,24 @@ def _row_length(operation: Operation, x: TensorSpec) -> int:
             (value for value in operation.inputs if isinstance(value, tuple) and not isinstance(value, TensorSpec)), ()
         )
         return math.prod(n for n in shape if isinstance(n, int)) or 1
+    if name == "nll_loss_forward":
+        return 1  # it reads one element of each row
     if "softmax" in name:
         dim = operation.inputs[2] if "backward" in name else operation.inputs[1]
         return x.shape[dim] if isinstance(dim, int) and x.shape else 1
     return x.shape[-1] if x.shape else 1
 
 
-def _columns(operation: Operation, _: str) -> Told:
+def _columns(operation: Operation, where: Where) -> Told:
     x = operation.input_tensors()[0]
-    rows = math.prod(x.shape[d] for d in reduced_dims(operation))
-    numbers = {"rows": float(max(rows, 1)), "length": max(x.numel / max(rows, 1), 1.0)}
+    rows = max(math.prod(x.shape[d] for d in reduced_dims(operation)), 1)
+    length = max(x.numel // rows, 1)
+    values, groups = column_split(rows, length, where.multiprocessors)
+    numbers = {"rows": float(rows), "length": float(length), "values": float(values), "groups": float(groups)}
     return "column", "columns", numbers, {"path": f"{_item_bytes(operation)}"}
 
 
-def _scatter(operation: Operation, _: str) -> Told:
+def _scatter(operation: Operation, _: Where) -> Told:
     indices = operation.input_tensors()[1]
     table = operation.outputs[0]
     numbers = {
@@ -210,55 +212,33 @@ def _scatter(operation: Operation, _: str) -> Told:
     return "embedding_backward", "scatter", numbers, {"path": f"{_item_bytes(operation)}"}
 
 
-def list_launches(sizes: list[int], lists: int) -> tuple[int, int]:
-    """(launches, chunks) of an operator on ``lists`` lists of tensors of these sizes (elements).
-
-    A launch takes tensors in order until its table of tensors or of blocks is full.
-
-    >>> list_launches([65536] * 3, 1), list_launches([1] * 771, 1)
-    ((1, 3), (2, 771))
-    """
-    most = TENSORS_PER_LAUNCH[min(lists, len(TENSORS_PER_LAUNCH)) - 1]
-    launches, tensors, blocks, chunks = 0, 0, 0, 0
-    for size in sizes:
-        parts = -(-size // CHUNK_ELEMENTS)
-        chunks += parts
-        tensors, blocks = tensors + 1, blocks + parts
-        while blocks > BLOCKS_PER_LAUNCH:
-            launches, blocks, tensors = launches + 1, blocks - BLOCKS_PER_LAUNCH, 1
-        if tensors == most:
-            launches, tensors, blocks = launches + 1, 0, 0
-    return launches + (tensors > 0), chunks
+def _lists(operation: Operation, where: Where) -> Told:
+    launches = optimizer_launches(operation)
+    whole = sum(math.ceil(count / CHUNK_ELEMENTS / where.multiprocessors) for _, count in launches)
+    elements_in_all = max(sum(count for _, count in launches), 1)
+    numbers = {
+        "launches": float(max(len(launches), 1)),
+        "chunks": float(max(sum(blocks for blocks, _ in launches), 1)),
+        "padding": whole * where.multiprocessors * CHUNK_ELEMENTS / elements_in_all,
+    }
+    curve = "optimizer fused" if operation.base_name.startswith("_fused_") else "optimizer foreach"
+    return curve, "lists", numbers, {"path": f"{operation.base_name} {_item_bytes(operation)}"}
 
 
-def _lists(operation: Operation, _: str) -> Told:
-    lists = [tensors_of(argument) for argument in operation.inputs if is_list(argument)]
-    sizes = [spec.numel for spec in lists[0]] if lists else [1]
-    depth = max(len(lists) + (1 if operation.outputs else 0), 1)
-    launches, chunks = list_launches(sizes, depth)
-    name = operation.base_name
-    curve = "optimizer fused" if name.startswith("_fused_") else "optimizer foreach"
-    return (
-        curve,
-        "lists",
-        {"launches": float(launches), "chunks": float(chunks)},
-        {"path": f"{name} {_item_bytes(operation)}"},
-    )
-
-
-def _gemm(operation: Operation, arithmetic: str) -> Told:
+def _gemm(operation: Operation, where: Where) -> Told:
     batch, m, n, k = gemm_sizes(operation)
     a, b = gemm_operands(operation)
     bias = "bias" if operation.base_name in ("addmm", "_addmm_activation", "baddbmm") else "plain"
+    layout, alignment = _order(a) + _order(b), _alignment(a, b, *operation.outputs)
     labels = {
-        "layout": _order(a) + _order(b),
-        "alignment": _alignment(a, b, *operation.outputs),
+        "layout": layout,
+        "alignment": f"{alignment} {layout}" if alignment < ALIGNMENT_BYTES else str(alignment),
         "operator": "batched" if len(a.shape) == 3 else bias,
-        "precision": arithmetic,
+        "precision": where.arithmetic,
     }
     sizes = {"batch": float(batch), "m": float(m), "n": float(n), "k": float(k)}
-    sizes["tensor_cores"] = float(arithmetic != "fp32")
-    return f"gemm {_unit(arithmetic)}", "gemm", sizes, labels
+    sizes["tensor_cores"] = float(where.arithmetic != "fp32")
+    return f"gemm {_unit(where.arithmetic)}", "gemm", sizes, labels
 
 
 def _unit(arithmetic: str) -> str:
@@ -274,13 +254,13 @@ def _order(factor: TensorSpec) -> str:
     return "T" if transposed else "N"
 
 
-def _alignment(*specs: TensorSpec) -> str:
+def _alignment(*specs: TensorSpec) -> int:
     """The largest power of two, up to 16, that divides the bytes between rows of all factors: fast loads need 16."""
     steps = [max(spec.stride[-2:]) * DTYPE_BYTES[spec.dtype] for spec in specs if len(spec.shape) > 1]
-    return str(math.gcd(ALIGNMENT_BYTES, *steps))
+    return math.gcd(ALIGNMENT_BYTES, *steps)
 
 
-def _attention(operation: Operation, arithmetic: str) -> Told:
+def _attention(operation: Operation, where: Where) -> Told:
     shape = attention_shape(operation)
     backend = (
         operation.base_name.removeprefix("_scaled_dot_product_").removesuffix("_backward").removesuffix("_attention")
@@ -293,16 +273,17 @@ def _attention(operation: Operation, arithmetic: str) -> Told:
         "head_size": float(shape.head_size),
         "causal": float(shape.causal),
         "flops_per_score": float(per_score * shape.head_size),
+        "tile": float(ATTENTION_TILES.get(backend, 128)),
     }
     labels = {
         "dropout": "dropout" if shape.dropout else "none",
         "causal": "causal" if shape.causal else "full",
-        "precision": arithmetic,
+        "precision": where.arithmetic,
     }
-    return f"{classify(operation)} {backend} {_unit(arithmetic)}", "attention", numbers, labels
+    return f"{classify(operation)} {backend} {_unit(where.arithmetic)}", "attention", numbers, labels
 
 
-def _convolution(operation: Operation, arithmetic: str) -> Told:
+def _convolution(operation: Operation, where: Where) -> Told:
     backward = operation.base_name.startswith("convolution_backward")
     tensors = [argument for argument in operation.inputs if isinstance(argument, TensorSpec)]
     x, weight = (tensors[1], tensors[2]) if backward else (tensors[0], tensors[1])
@@ -319,9 +300,10 @@ def _convolution(operation: Operation, arithmetic: str) -> Told:
         **_product("input", backward and wants_input, x_rows, channels, out_channels * window * rows / x_rows),
         **_product("weight", backward and wants_weight, out_channels, depth, rows),
     }  # fmt: skip
-    order = "last" if x.stride[1] == 1 and x.shape[1] > 1 else "contiguous"
-    labels = {"layout": order, "precision": arithmetic}
-    return f"{classify(operation)} {_unit(arithmetic)}", "convolution", numbers, labels
+    shape = "stem" if channels < LEAST_CHANNELS else "1x1" if window == 1 else "window"
+    strided = " strided" if x_rows > 1.5 * rows else ""
+    labels = {"layout": _image_order(x), "layer": shape + strided, "precision": where.arithmetic}
+    return f"{classify(operation)} {_unit(where.arithmetic)}", "convolution", numbers, labels
 
 
 def _product(name: str, wanted: bool, m: float, n: float, k: float) -> dict[str, float]:
@@ -347,8 +329,8 @@ _EXTRACTORS: dict[str, Extract] = {
     "dropout": _simple("dropout"),
     "convolution_forward": _convolution,
     "convolution_backward": _convolution,
-    "pooling": _placed("pooling"),
-    "batch_norm": _placed("batch_norm"),
+    "pooling": _pooling,
+    "batch_norm": _batch_norm,
     "optimizer": _lists,
     "index": _pointwise,
     "other": _pointwise,

@@ -116,10 +116,11 @@ def soft_maximum(*limits: Array) -> Array:
 def transfer_s(numbers: Numbers, values: Values) -> Array:
     """Seconds to move a call's bytes, which are partly in the cache.
 
-    t = (bytes + (w - 1) written) (h / B_cache + (1 - h) / B_memory) + (1 - h) ramp, h = 1 / (1 + (footprint / capacity)^4)
+    t = (bytes + (w - 1) written) (h / B_cache + (1 - h) / B_memory) + (1 - h) ramp
+    h = 1 / (1 + (footprint / capacity)^4)
 
-    h: repeats of a call find in the cache what the call touches if that fits there. w: a written byte's cost over a read
-    one's. ramp: filling and draining the path to memory.
+    h: repeats of a call find in the cache what the call touches if that fits there. w: what a written byte costs over a
+    read one. ramp: filling and draining the path to memory.
     """
     held = 1 / (1 + (numbers["footprint_bytes"] / values["cache_bytes"]) ** 4)
     moved = numbers["bytes"] + (values["write_weight"] - 1) * numbers["written_bytes"]

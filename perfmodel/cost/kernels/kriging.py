@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.cost.kernels.forms import Array, Calls, Form
 
-LENGTHS = (1.0, 2.0, 4.0)  # octaves over which leftovers stay alike
+LENGTHS = (0.7, 1.5, 3.0, 6.0)  # octaves over which leftovers stay alike
 SHARINGS = (0.3, 0.8)  # how much calls of another label tell
 NOISES = (0.003, 0.03, 0.3)  # variance of what cannot be interpolated, over that of what can
 _KEY = re.compile(r"point (\d+) (.+)")

@@ -31,7 +31,6 @@ def _options(sides: tuple[int, ...]) -> tuple[Array, Array, Array]:
 
 OPTIONS = {name: _options(sides) for name, sides in _SIDES.items()}
 SHORTEST_PART = 64  # steps of depth below which no library splits further
-ATTENTION_TILE = 128
 
 
 def tiled_time_s(
@@ -84,7 +83,7 @@ def convolution_time_s(numbers: Numbers, values: Values) -> Array:
         if wanted.any():
             m, n, k = (np.maximum(numbers[f"{part}_{name}"], 1.0) for name in ("m", "n", "k"))
             part_s = tiled_time_s(values, np.ones_like(total), m, n, k, numbers["multiprocessors"])
-            total = total + np.where(wanted, part_s * values["layout"] + values["part_s"], 0.0)
+            total = total + np.where(wanted, part_s * values["layer"] + values["part_s"], 0.0)
     moving = transfer_s(numbers, values)
     return np.asarray(values["start_s"] + soft_maximum(total, moving) + moving * values["rearranging"])
 
@@ -92,18 +91,19 @@ def convolution_time_s(numbers: Numbers, values: Values) -> Array:
 def attention_time_s(numbers: Numbers, values: Values) -> Array:
     """t = start + softmax(waves x tile, transfer(bytes)).
 
-    tile = e + keys seen x 128 x (c D / R + x): the products' FLOPs (c = 4 forward, 10 backward), the exponentials and
-    masks of each score; a causal tile sees half of the keys and half of its own.
+    tile = e + keys seen x queries x (c D / R + x): the products' FLOPs (c = 4 forward, 10 backward), the exponentials
+    and masks of each score; a causal tile sees half of the keys and half of its own.
     """
-    tiles = numbers["sequences"] * np.ceil(numbers["queries"] / ATTENTION_TILE)
-    seen = np.where(numbers["causal"] > 0, (numbers["keys"] + ATTENTION_TILE) / 2, numbers["keys"])
+    tile = numbers["tile"]
+    tiles = numbers["sequences"] * np.ceil(numbers["queries"] / tile)
+    seen = np.where(numbers["causal"] > 0, (numbers["keys"] + tile) / 2, numbers["keys"])
     seen = np.minimum(seen, np.ceil(numbers["keys"] / 64) * 64)
     turns = tiles / (numbers["multiprocessors"] * values["resident"])
     whole = np.minimum(values["quantised"], 1.0)
     waves = whole * np.ceil(turns) + (1 - whole) * np.maximum(turns, 1.0)
     per_multiprocessor = values["flops_per_s"] / numbers["multiprocessors"]
     score_s = numbers["flops_per_score"] / per_multiprocessor + values["score_s"]
-    tile_s = values["epilogue_s"] + seen * ATTENTION_TILE * score_s
+    tile_s = values["epilogue_s"] + seen * tile * score_s
     moving = transfer_s(numbers, values)
     return np.asarray(values["start_s"] + soft_maximum(waves * values["resident"] * tile_s * values["dropout"], moving))
 
@@ -131,7 +131,7 @@ def _gemm_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
 
 
 def _convolution_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
-    return {**_gemm_starts(numbers, time_s), "part_s": 0.3 * float(np.min(time_s)), "rearranging": 0.5}
+    return {**_gemm_starts(numbers, time_s), "part_s": 0.3 * float(np.min(time_s)), "rearranging": 0.5, "layer": 1.0}
 
 
 def _attention_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
@@ -166,14 +166,14 @@ CONVOLUTION = Form(
     "convolution",
     (
         *_TILED,
-        Parameter("layout", 0.02, "layout", 0.3),
+        Parameter("layer", 0.02, "layer", 0.4),
         Parameter("part_s", 1.5),
         Parameter("rearranging", 1.0, "layout", 1.0),
     ),
     convolution_time_s,
     _convolution_starts,
     ("rows", "channels", "out_channels", "window"),
-    ("layout",),
+    ("layout", "layer"),
 )
 ATTENTION = Form(
     "attention",

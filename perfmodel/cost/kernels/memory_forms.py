@@ -48,37 +48,44 @@ def _rows_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     least = float(np.min(time_s))
     longest = float(np.max(numbers["length"]))
     walking = {"row_s": 0.2 * least, "row_element_s": 0.5 * least / longest, "resident": 4.0, "passes": 1.0}
-    return {**memory_starts(numbers, time_s), "elements_per_s": 2 * float(np.max(numbers["elements"] / time_s)), **walking}
+    return {
+        **memory_starts(numbers, time_s),
+        "elements_per_s": 2 * float(np.max(numbers["elements"] / time_s)),
+        **walking,
+    }
 
 
 def columns_time_s(numbers: Numbers, values: Values) -> Array:
-    """t = start + softmax(transfer(bytes), elements / rate, depth x step): threads walk down ``depth`` rows each.
+    """t = start + softmax(transfer(bytes), elements / rate, values x step) [+ joining].
 
-    depth = rows over the number of row groups that columns leave room for on the chip.
+    values: what one thread adds up, one after the other. joining: where several blocks share a column, the last of them
+    adds up their results.
     """
     moving = transfer_s(numbers, values)
-    groups = np.clip(values["lanes"] * numbers["multiprocessors"] / numbers["length"], 1.0, numbers["rows"])
-    walking = numbers["rows"] / groups * values["row_s"]
-    return np.asarray(values["start_s"] + soft_maximum(moving, numbers["elements"] / values["elements_per_s"], walking))
+    walking = numbers["values"] * values["step_s"]
+    joining = np.where(numbers["groups"] > 1, values["joining_s"], 0.0)
+    working = soft_maximum(moving, numbers["elements"] / values["elements_per_s"], walking)
+    return np.asarray(values["start_s"] + working + joining)
 
 
 def _columns_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     least = float(np.min(time_s))
-    deepest = float(np.max(numbers["rows"]))
-    return {**_pointwise_starts(numbers, time_s), "lanes": 256.0, "row_s": 10 * least / deepest}
+    rate = 2 * float(np.max(numbers["elements"] / time_s))
+    return {**memory_starts(numbers, time_s), "elements_per_s": rate, "joining_s": least, "step_s": least / 100}
 
 
 def scatter_time_s(numbers: Numbers, values: Values) -> Array:
-    """Gradient of a table: t = start + transfer(bytes) + tokens x (token + length x element) [+ sort].
+    """Gradient of a table: t = start + transfer(bytes) + walking.
 
-    Up to 3072 tokens one kernel walks over all of them for each slice of columns; beyond, they are sorted first, and a
-    token's and an element's share are others.
+    walking = tokens x (token + missed) up to 3072 tokens, which one kernel walks over, waiting longer for each where
+    the table is not in the cache; beyond, sort + tokens x (token' + length x element').
     """
     moving = transfer_s(numbers, values)
-    walking = values["token_s"] + numbers["length"] * values["element_s"]
-    sorted_walking = values["sorted_token_s"] + numbers["length"] * values["sorted_element_s"]
-    many = values["sort_s"] + numbers["tokens"] * sorted_walking
-    return np.asarray(values["start_s"] + moving + np.where(numbers["tokens"] > FEW_TOKENS, many, numbers["tokens"] * walking))
+    missed = 1 - 1 / (1 + (numbers["table_bytes"] / values["cache_bytes"]) ** 4)
+    few = numbers["tokens"] * (values["token_s"] + missed * values["missed_token_s"])
+    many = numbers["tokens"] * (values["sorted_token_s"] + numbers["length"] * values["sorted_element_s"])
+    walking = np.where(numbers["tokens"] > FEW_TOKENS, values["sort_s"] + many, few)
+    return np.asarray(values["start_s"] + moving + walking)
 
 
 FEW_TOKENS = 3072  # embedding_dense_backward in ATen/native/cuda/Embedding.cu
@@ -86,25 +93,33 @@ FEW_TOKENS = 3072  # embedding_dense_backward in ATen/native/cuda/Embedding.cu
 
 def _scatter_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     token_s = float(np.max(time_s)) / float(np.max(numbers["tokens"])) / 4
-    element_s = token_s / float(np.max(numbers["length"]))
-    each = {"token_s": token_s, "element_s": element_s, "sorted_token_s": token_s, "sorted_element_s": element_s}
-    return {**memory_starts(numbers, time_s), **each, "sort_s": float(np.median(time_s)) / 2}
+    each = {"token_s": token_s, "missed_token_s": token_s / 2, "sorted_token_s": token_s}
+    sorted_element_s = token_s / float(np.max(numbers["length"]))
+    rest = {"sorted_element_s": sorted_element_s, "sort_s": float(np.median(time_s)) / 2}
+    return {**memory_starts(numbers, time_s), **each, **rest}
 
 
 def lists_time_s(numbers: Numbers, values: Values) -> Array:
-    """Operators on lists of tensors: t = start + launches x launch + softmax(transfer(bytes), chunks / slots x chunk).
+    """Operators on lists: t = start + (launches - 1) launch + chunks x chunk + slowness x unevenness x transfer(bytes).
 
     Every launch takes tensors until its argument buffer is full; each 65536-element chunk of a tensor is one block.
+    unevenness: to the share ``quantised`` the blocks of a launch take whole turns on the multiprocessors.
     """
-    moving = transfer_s(numbers, values) * values["slowness"]
-    turns = np.maximum(1.0, numbers["chunks"] / numbers["multiprocessors"])
-    started = values["start_s"] + (numbers["launches"] - 1) * values["launch_s"]
-    return np.asarray(started + soft_maximum(moving, turns * values["chunk_s"]))
+    whole = np.minimum(values["quantised"], 1.0)
+    moving = transfer_s(numbers, values) * (1 - whole + whole * np.maximum(numbers["padding"], 1.0))
+    small = numbers["padding"] > MOST_PADDING
+    moving = np.where(small, transfer_s(numbers, values), moving) * values["slowness"]
+    chunks = numbers["chunks"] / numbers["multiprocessors"] * values["chunk_s"]
+    return np.asarray(values["start_s"] + (numbers["launches"] - 1) * values["launch_s"] + chunks + moving)
+
+
+MOST_PADDING = 4.0  # beyond it lists are too small for turns to matter
 
 
 def _lists_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     least = float(np.min(time_s))
-    return {**memory_starts(numbers, time_s), "launch_s": 0.7 * least, "chunk_s": 0.3 * least, "slowness": 1.0}
+    rest = {"launch_s": 0.9 * least, "chunk_s": 0.1 * least, "slowness": 1.0, "quantised": 0.7}
+    return {**memory_starts(numbers, time_s), **rest}
 
 
 _RATE = Parameter("elements_per_s", prior=1.5, labelled="path", label_prior=0.4)
@@ -150,7 +165,7 @@ ROWS = Form(
 )
 COLUMNS = Form(
     "columns",
-    (*memory_parameters(), _RATE, Parameter("lanes", 1.0), Parameter("row_s", 1.5)),
+    (*memory_parameters(), _RATE, Parameter("step_s", 1.0, "path", 0.3), Parameter("joining_s", 1.0)),
     columns_time_s,
     _columns_starts,
     ("rows", "length"),
@@ -160,9 +175,9 @@ SCATTER = Form(
     "scatter",
     (
         *memory_parameters(),
+        Parameter("token_s", 1.0, "path", 0.3),
+        Parameter("missed_token_s", 1.0),
         Parameter("sort_s", 1.0),
-        Parameter("token_s", 1.0),
-        Parameter("element_s", 1.0),
         Parameter("sorted_token_s", 1.0),
         Parameter("sorted_element_s", 1.0),
     ),
@@ -178,7 +193,10 @@ LISTS = Form(
         Parameter("launch_s", 0.7),
         Parameter("chunk_s", 1.0),
         Parameter("slowness", 0.02, "path", 0.2),
+        Parameter("quantised", 0.3),
     ),
     lists_time_s,
     _lists_starts,
+    ("bytes", "chunks", "launches"),
+    ("path",),
 )

@@ -8,6 +8,7 @@ torch's own counter: products, convolutions and attention only, causal attention
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.units import DTYPE_BYTES
@@ -24,6 +25,7 @@ _FLOPS_PER_ELEMENT = {
     "dropout": 2, "pooling": 4, "batch_norm": 5, "optimizer": 1, "embedding_backward": 1,
 }  # fmt: skip
 _FUSED_FLOPS_PER_ELEMENT = 16
+CACHED_OPERATIONS = 4096
 _WRITTEN_LISTS = {
     "_fused_adamw_": (0, 2, 3),
     "_fused_adam_": (0, 2, 3),
@@ -31,8 +33,22 @@ _WRITTEN_LISTS = {
     "_fused_adagrad_": (0, 2),
 }
 _WRITE_ONLY = frozenset(
-    ["fill", "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"]
+    [
+        "fill",
+        "zero",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "arange",
+    ]
 )
+_ROW_READERS = frozenset({"embedding", "index_select", "gather", "index"})
 # Which of their tensors these read; the others they only ask the shape of, or overwrite.
 _READ = {
     "copy": (-1,),
@@ -147,10 +163,14 @@ def attention_shape(operation: Operation) -> AttentionShape:
 
 
 def elements(operation: Operation) -> int:
-    """Elements of the iteration space: the largest tensor touched; of lists, the sum over the first."""
+    """Elements iterated over: those of the largest tensor touched, of the whole first list, of a look-up's result."""
     first = operation.inputs[0] if operation.inputs else None
     if is_list(first):
         return _elements(first)
+    if operation.base_name in _ROW_READERS and operation.outputs:
+        return operation.outputs[0].numel
+    if operation.base_name == "nll_loss_forward":
+        return operation.input_tensors()[1].numel
     return max((spec.numel for spec in (*operation.input_tensors(), *operation.outputs)), default=0)
 
 
@@ -171,6 +191,7 @@ def _elements(argument: Argument) -> int:
     return sum(spec.numel for spec in tensors_of(argument))
 
 
+@lru_cache(maxsize=CACHED_OPERATIONS)
 def least_bytes(operation: Operation) -> float:
     """Bytes that must cross between memory and the chip: every distinct element read once and written once.
 
@@ -182,6 +203,7 @@ def least_bytes(operation: Operation) -> float:
     return float(read + written_bytes(operation))
 
 
+@lru_cache(maxsize=CACHED_OPERATIONS)
 def written_bytes(operation: Operation) -> float:
     """The part of :func:`least_bytes` that is written: outputs, and the lists an in-place operator changes."""
     if operation.base_name.removesuffix("_") in _NOTHING:
@@ -205,7 +227,7 @@ def _read_bytes(operation: Operation, plain: str) -> int:
     tensors = [spec for spec in operation.input_tensors() if spec.device != "cpu"]
     if plain == "embedding":
         return tensors[1].touched_bytes + operation.outputs[0].bytes
-    if plain in ("index_select", "gather", "index"):
+    if plain in _ROW_READERS:
         return sum(spec.touched_bytes for spec in tensors[1:]) + sum(spec.bytes for spec in operation.outputs)
     if plain == "nll_loss_forward":
         return tensors[1].touched_bytes + tensors[0].shape[0] * DTYPE_BYTES[tensors[0].dtype]

@@ -9,7 +9,8 @@ DEVICE = Device(kind="cuda", name="GPU", memory_bytes=1 << 40, multiprocessors=1
 POINTWISE = CurveRecord(
     form="pointwise",
     parameters={
-        "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "elements_per_s": 1e15, "slowness": 1.0,
+        "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "write_weight": 1.0,
+        "ramp_s": 1e-12, "elements_per_s": 1e15, "slowness": 1.0, "start_factor": 1.0,
     },
     points=10,
     leave_one_out={"median": 0.01, "p90": 0.0329, "worst": 0.2, "bias": 0.0},
@@ -37,15 +38,16 @@ def test_no_curve_no_prediction():
 
 def test_a_correction_multiplies_the_form():
     plain = CurveRecord(form="rows", parameters={
-        "start_s": 1e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "elements_per_s": 1e15, "slowness": 1.0,
-        "passes": 1.0, "row_s": 1e-12, "row_element_s": 1e-15,
+        "start_s": 1e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "write_weight": 1.0,
+        "ramp_s": 1e-12, "elements_per_s": 1e15, "slowness": 1.0, "start_factor": 1.0,
+        "passes": 1.0, "row_s": 1e-12, "row_element_s": 1e-15, "resident": 1.0,
     })  # fmt: skip
     at = {
         "correction length": 2.0,
         "correction sharing": 0.5,
         "point 0 rows": 9.0,
         "point 0 length": 10.0,
-        "point 0 weight [4]": 0.1,
+        "point 0 weight [warp 4]": 0.1,
     }
     corrected = plain.model_copy(update={"parameters": plain.parameters | at})
     forward, _ = calls.softmax("float32", (512, 1024))

@@ -6,7 +6,9 @@ from perfmodel.cost.kernels.forms import Calls, form_time_s, soft_maximum, trans
 from perfmodel.cost.kernels.matrix_forms import tiled_time_s
 from perfmodel.cost.kernels.memory_forms import POINTWISE
 
-MEMORY = {"start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 8e12, "cache_bytes": 40e6}
+MEMORY = {
+    "start_s": 2e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 8e12, "cache_bytes": 40e6, "write_weight": 1.0, "ramp_s": 1e-6,
+}  # fmt: skip
 
 
 def _values(**values: float):
@@ -18,22 +20,36 @@ def test_soft_maximum_is_the_larger_and_root_of_two_where_equal():
     assert soft_maximum(np.array(1.0), np.array(1.0)) == pytest.approx(2 ** (1 / 4))
 
 
+def _moved(size, written=0.0):
+    return {"bytes": np.array([size]), "footprint_bytes": np.array([size]), "written_bytes": np.array([written])}
+
+
 def test_transfer_is_at_cache_speed_when_it_fits_and_memory_speed_when_not():
     values = _values(**MEMORY)
-    assert transfer_s(np.array([4e6]), np.array([4e6]), values) == pytest.approx(4e6 / 8e12, rel=1e-3)
-    assert transfer_s(np.array([4e9]), np.array([4e9]), values) == pytest.approx(4e9 / 4e12, rel=1e-3)
+    assert transfer_s(_moved(4e6), values) == pytest.approx(4e6 / 8e12, rel=2e-3)
+    assert transfer_s(_moved(4e9), values) == pytest.approx(4e9 / 4e12 + 1e-6, rel=1e-3)
+
+
+def test_written_bytes_may_cost_more():
+    values = _values(**MEMORY | {"write_weight": 1.5})
+    assert transfer_s(_moved(4e9, written=2e9), values) == pytest.approx(5e9 / 4e12 + 1e-6, rel=1e-3)
+
+
+def _pointwise(labels, parameters):
+    numbers = {name: np.array([4e9, 8.0]) for name in ("bytes", "footprint_bytes")}
+    numbers |= {"written_bytes": np.zeros(2), "elements": np.array([1.0, 1e9])}
+    calls = Calls(numbers, {"path": labels, "operator": ["x", "x"], "access": ["y", "y"]})
+    return form_time_s(POINTWISE, MEMORY | {"slowness": 1.0, "start_factor": 1.0} | parameters, calls)
 
 
 def test_a_pointwise_kernel_is_start_plus_the_slower_limit():
-    calls = Calls({"bytes": np.array([4e9, 8.0]), "elements": np.array([1.0, 1e9])}, {"path": ["a", "b"], "operator": ["x", "x"]})
-    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11, "slowness": 1.0}
-    assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3, 2e-6 + 1e-2], rel=1e-3)
+    times = _pointwise(["a", "b"], {"elements_per_s": 1e12, "elements_per_s [b]": 1e11})
+    assert times == pytest.approx([2e-6 + 1e-3 + 1e-6, 2e-6 + 1e-2], rel=1e-3)
 
 
 def test_an_unseen_label_gets_the_general_value():
-    calls = Calls({"bytes": np.array([8.0]), "elements": np.array([1e9])}, {"path": ["unseen"], "operator": ["x"]})
-    parameters = MEMORY | {"elements_per_s": 1e12, "elements_per_s [b]": 1e11, "slowness": 1.0}
-    assert form_time_s(POINTWISE, parameters, calls) == pytest.approx([2e-6 + 1e-3], rel=1e-3)
+    times = _pointwise(["a", "unseen"], {"elements_per_s": 1e12, "elements_per_s [b]": 1e11})
+    assert times == pytest.approx([2e-6 + 1e-3 + 1e-6, 2e-6 + 1e-3], rel=1e-3)
 
 
 def _tiled(m, n, k, **changes):
@@ -66,21 +82,19 @@ def test_splitting_the_depth_fills_the_chip():
     assert split == pytest.approx(alone / 4, rel=0.05)
 
 
-def _number(name):
-    values = {
-        "multiprocessors": 132.0, "cache_bytes": 6e7, "bytes": 1e7, "elements": 1e6, "flops": 1e9, "rows": 1000.0, "length": 1000.0,
-        "tokens": 1000.0, "table_bytes": 1e6, "launches": 1.0, "chunks": 10.0, "batch": 1.0, "m": 512.0, "n": 512.0, "k": 512.0,
-        "sequences": 48.0, "queries": 256.0, "keys": 256.0, "head_size": 64.0, "causal": 0.0, "flops_per_score": 256.0,
-        "channels": 64.0, "out_channels": 64.0, "window": 9.0, "tensor_cores": 1.0,
-    }  # fmt: skip
-    return values.get(name, 512.0)
-
-
+NUMBERS = {
+    "multiprocessors": 132.0, "cache_bytes": 6e7, "bytes": 1e7, "written_bytes": 3e6, "footprint_bytes": 1e7, "elements": 1e6,
+    "flops": 1e9, "rows": 1000.0, "length": 1000.0, "values": 100.0, "groups": 1.0, "tokens": 1000.0, "table_bytes": 1e6,
+    "launches": 1.0, "chunks": 10.0, "padding": 1.2, "batch": 1.0, "m": 512.0, "n": 512.0, "k": 512.0, "tensor_cores": 1.0,
+    "sequences": 48.0, "queries": 256.0, "keys": 256.0, "head_size": 64.0, "causal": 0.0, "flops_per_score": 256.0,
+    "tile": 128.0, "channels": 64.0, "out_channels": 64.0, "window": 9.0,
+    **{f"{part}_{size}": 512.0 for part in ("forward", "input", "weight") for size in "mnk"},
+}  # fmt: skip
 GROWING = {
     "pointwise": ("bytes", "elements"),
     "placed": ("bytes", "elements"),
     "rows": ("rows", "length", "bytes"),
-    "columns": ("rows", "bytes"),
+    "columns": ("values", "bytes"),
     "scatter": ("bytes",),
     "lists": ("bytes", "launches", "chunks"),
     "gemm": ("m", "n", "k", "batch"),
@@ -92,10 +106,8 @@ GROWING = {
 @pytest.mark.parametrize(("name", "grown"), [(name, grown) for name, names in GROWING.items() for grown in names])
 def test_more_work_is_never_faster(name, grown):
     form = FORMS[name]
-    ladder = _number(grown) * np.array([1, 2, 4, 8, 16, 64, 256])
-    products = [f"{part}_{size}" for part in ("forward", "input", "weight") for size in "mnk"]
-    extra = products if name == "convolution" else []
-    numbers = {number: np.full(7, _number(number)) for number in [*_ALL_NUMBERS, *extra]} | {grown: ladder}
+    ladder = NUMBERS[grown] * np.array([1, 2, 4, 8, 16, 64, 256])
+    numbers = {number: np.full(7, value) for number, value in NUMBERS.items()} | {grown: ladder}
     labels = {parameter.labelled: ["x"] * 7 for parameter in form.parameters if parameter.labelled}
     labels |= {place: ["x"] * 7 for place in form.places}
     starts = form.starts(numbers, np.full(7, 1e-4))
@@ -104,30 +116,9 @@ def test_more_work_is_never_faster(name, grown):
     assert times[-1] > times[0]
 
 
-_ALL_NUMBERS = [
-    "multiprocessors",
-    "cache_bytes",
-    "bytes",
-    "elements",
-    "flops",
-    "rows",
-    "length",
-    "tokens",
-    "table_bytes",
-    "launches",
-    "chunks",
-    "batch",
-    "m",
-    "n",
-    "k",
-    "sequences",
-    "queries",
-    "keys",
-    "head_size",
-    "causal",
-    "flops_per_score",
-    "channels",
-    "tensor_cores",
-    "out_channels",
-    "window",
-]
+def test_every_form_starts_all_its_parameters():
+    for form in FORMS.values():
+        numbers = {number: np.full(3, value) for number, value in NUMBERS.items()}
+        starts = form.starts(numbers, np.full(3, 1e-4))
+        assert set(starts) >= {parameter.name for parameter in form.parameters}
+        assert all(value > 0 for value in starts.values())

@@ -6,10 +6,12 @@ from perfmodel.cost.kernels.work import (
     arithmetic_kind,
     attention_shape,
     elements,
+    footprint_bytes,
     gemm_sizes,
     least_bytes,
     model_flops,
     physical_flops,
+    written_bytes,
 )
 from perfmodel.workload.ops import Operation
 
@@ -115,4 +117,23 @@ def test_elements():
     assert elements(calls.unary("neg.default", channels_last("float32", 2, 3, 4, 5))) == 120
     assert elements(_list_step("_foreach_lerp_.Scalar")) == 40
     assert elements(calls.fused_adamw([tensor("float32", 7)])) == 7
+    assert elements(calls.embedding("float32", 50257, 768, 4, 128)[0]) == 4 * 128 * 768
+    assert elements(calls.nll_loss("float32", 512, 1000)[0]) == 512
     assert physical_flops(calls.fused_adamw([tensor("float32", 10)])) == 160
+
+
+@pytest.mark.parametrize(
+    ("operation", "written", "footprint"),
+    [
+        (calls.binary("add.Tensor", X, X), X_BYTES, 3 * X_BYTES),
+        (calls.binary("add_.Tensor", X, X), X_BYTES, 2 * X_BYTES),
+        (calls.unary("zero_.default", X), X_BYTES, X_BYTES),
+        (calls.binary("copy_.default", X, X), X_BYTES, 2 * X_BYTES),
+        (_list_step("_foreach_addcdiv_.ScalarList"), 160, 3 * 160),
+        (_list_step("_foreach_sqrt.default"), 160, 2 * 160),
+        (_list_step("_fused_adamw_.default"), 3 * 160, 4 * 160 + 2 * 4),
+    ],
+    ids=lambda value: value.base_name if isinstance(value, Operation) else "",
+)
+def test_written_bytes_and_footprint(operation, written, footprint):
+    assert (written_bytes(operation), footprint_bytes(operation)) == (written, footprint)

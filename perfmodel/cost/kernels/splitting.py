@@ -1,0 +1,94 @@
+"""How PyTorch's own kernels split their work: launches of list operators, threads of column sums, rows of softmax.
+
+Read in ATen/native/cuda: ForeachFunctors.cuh and MultiTensorApply.cuh, Reduce.cuh, SoftMax.cu.
+"""
+
+from __future__ import annotations
+
+import math
+
+from perfmodel.cost.kernels.work import is_list, tensors_of
+from perfmodel.workload.ops import Operation
+
+CHUNK_ELEMENTS = 65536
+# Tensors that one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 4 KiB of arguments.
+TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+BLOCKS_PER_LAUNCH = 320
+FUSED_LISTS = 4  # of a fused step beside the step counters
+
+REDUCTION_THREADS = 512
+WARP = 32
+THREADS_PER_MULTIPROCESSOR = 2048
+LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD = 16, 256
+
+LONGEST_WARP_ROW = 1024
+SHARED_MEMORY_BYTES = 48 * 1024
+ROW_ALIGNMENT_BYTES = 16
+
+
+def list_launches(sizes: list[int], lists: int) -> list[tuple[int, int]]:
+    """(blocks, elements) of each launch of an operator on ``lists`` lists of tensors of these sizes (elements).
+
+    A launch takes 65536-element chunks of tensors in order until its table of tensors or of blocks is full.
+
+    >>> list_launches([65536] * 3, 1), list_launches([1] * 111, 1)
+    ([(3, 196608)], [(110, 110), (1, 1)])
+    """
+    most = TENSORS_PER_LAUNCH[min(lists, len(TENSORS_PER_LAUNCH)) - 1]
+    launches: list[tuple[int, int]] = []
+    tensors, blocks, elements_here = 0, 0, 0
+    for size in sizes:
+        tensors += 1
+        left = size
+        while left > 0:
+            taken = min(left, (BLOCKS_PER_LAUNCH - blocks) * CHUNK_ELEMENTS)
+            blocks, elements_here, left = blocks - (-taken // CHUNK_ELEMENTS), elements_here + taken, left - taken
+            full = blocks == BLOCKS_PER_LAUNCH or (tensors == most and left == 0)
+            if full:
+                launches.append((blocks, elements_here))
+                tensors, blocks, elements_here = (1 if left else 0), 0, 0
+    return [*launches, (blocks, elements_here)] if blocks else launches
+
+
+def optimizer_launches(operation: Operation) -> list[tuple[int, int]]:
+    """(blocks, elements) of each launch of an operator on lists; a fused step's counters are no list of their own."""
+    lists = [tensors_of(argument) for argument in operation.inputs if is_list(argument)]
+    sizes = [spec.numel for spec in lists[0]] if lists else [1]
+    counters = operation.base_name.startswith("_fused_") and len(lists) > FUSED_LISTS
+    return list_launches(sizes, max(len(lists) - counters + bool(operation.outputs), 1))
+
+
+def column_split(rows: int, length: int, multiprocessors: int) -> tuple[int, int]:
+    """(values one thread adds up, groups of rows that different blocks take) of a column sum, as ATen chooses them.
+
+    >>> column_split(592, 1024, 132), column_split(32, 1024, 132)
+    ((148, 1), (32, 1))
+    """
+    vector = 4 if length % 4 == 0 else 1
+    threads = REDUCTION_THREADS // vector
+    height = min(2 ** int(math.log2(rows)), threads // WARP)
+    if rows < min(height * LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD):
+        return rows, 1
+    values = -(-rows // height)
+    blocks = -(-length // (WARP * vector))
+    resident = multiprocessors * (THREADS_PER_MULTIPROCESSOR // threads)
+    if values < MOST_VALUES_PER_THREAD or blocks > resident:
+        return values, 1
+    groups = max(
+        min(-(-resident // blocks), -(-values // LEAST_VALUES_PER_THREAD)), -(-values // MOST_VALUES_PER_THREAD)
+    )
+    return -(-values // groups), groups
+
+
+def row_kernel(name: str, length: int, item_bytes: int) -> str:
+    """Which of an operator's kernels takes rows of that length.
+
+    Softmax keeps a row in one warp's registers up to 1024 elements, in a block's shared memory while it fits there, and
+    else reads it several times (ATen/native/cuda/SoftMax.cu).
+    """
+    if "softmax" not in name:
+        return "any"
+    if length <= LONGEST_WARP_ROW and length * item_bytes <= 4 * LONGEST_WARP_ROW:
+        return "warp"
+    fits = length * item_bytes <= SHARED_MEMORY_BYTES and length * item_bytes % ROW_ALIGNMENT_BYTES == 0
+    return "shared" if fits else "block"
