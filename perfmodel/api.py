@@ -9,6 +9,7 @@ import numpy as np
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.work import model_flops
 from perfmodel.cost.residency import resident_shares
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
@@ -67,7 +68,7 @@ def predict(
         breakdown=breakdown,
         bottleneck=_bottleneck(breakdown, kernels),
         provenance=_provenance(kernels),
-        model_flops=_model_flops(timeline, costs, program),
+        model_flops=_model_flops(timeline, program),
         warnings=_warnings(kernels, profile),
     )
 
@@ -156,10 +157,13 @@ def _provenance(kernels: tuple[KernelUse, ...]) -> dict[str, float]:
     return shares
 
 
-def _model_flops(timeline: Timeline, costs: list[KernelCost], program: Program) -> float:
-    """Arithmetic of forward, three times that when training: backward needs twice forward; recomputation is not counted."""
+def _model_flops(timeline: Timeline, program: Program) -> float:
+    """Arithmetic of forward, three times that when training: backward needs twice forward; recomputation is not counted.
+
+    Counted as MFU is: matrix products, convolutions and attention, causal attention in full.
+    """
     in_forward = np.array([run.phase == "forward" for run in program.runs], dtype=bool)
-    flops = np.array([cost.flops for cost in costs])[timeline.operation]
+    flops = np.array([model_flops(operation) for operation in program.trace.operations])[timeline.operation]
     forward = float(np.sum(flops[in_forward[timeline.run]]))
     return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
 

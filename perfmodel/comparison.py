@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,7 +44,22 @@ def predict_measured(
             f"{directory}: must hold measurement files (got none). "
             f"Make one with `perfmodel validate --output {directory}`."
         )
-    return [_pair(load_measurement(path), str(path), profile, allow_import) for path in paths]
+    return [
+        _pair(measurement, str(path), profile, allow_import)
+        for path, measurement in zip(paths, _told_apart(directory, paths), strict=True)
+    ]
+
+
+def _told_apart(directory: Path, paths: list[Path]) -> list[Measurement]:
+    """The measurements; those of one case in several folders are named with their folder."""
+    measurements = [load_measurement(path) for path in paths]
+    counts = Counter(measurement.name for measurement in measurements)
+    return [
+        measurement
+        if counts[measurement.name] == 1
+        else measurement.model_copy(update={"name": f"{measurement.name} ({path.parent.relative_to(directory)})"})
+        for path, measurement in zip(paths, measurements, strict=True)
+    ]
 
 
 def predict_measurements(measurements: Iterable[Measurement], *, allow_import: bool = False) -> list[Pair]:

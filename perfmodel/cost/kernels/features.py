@@ -81,10 +81,8 @@ def features_of(operation: Operation, device: Device, tf32: bool) -> Features | 
 
 
 def _item_bytes(operation: Operation) -> int:
-    specs = [
-        spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.numel > 1
-    ] or operation.input_tensors()
-    return DTYPE_BYTES[specs[0].dtype]
+    specs = [*operation.input_tensors(), *operation.outputs]
+    return DTYPE_BYTES[next((spec for spec in specs if spec.numel > 1), specs[0]).dtype]
 
 
 def memory_path(operation: Operation) -> str:

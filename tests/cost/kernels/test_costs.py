@@ -9,7 +9,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_cost, kernel_costs
 from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation
+from perfmodel.workload.ops import Operation, TensorSpec
 
 X = tensor("float32", 1000, 1000)
 ADD, NEG, MM = calls.binary("add.Tensor", X, X), calls.unary("neg.default", X), calls.mm("float32", 512, 512, 512)
@@ -116,3 +116,9 @@ def test_cold_is_warm_where_nothing_is_found_or_known():
         assert cost.cold_time_s == cost.time_s
     roofline = kernel_cost(MM, _profile().model_copy(update={"cache": Cache(miss_s_per_byte=1.0)}), False)
     assert roofline.cold_time_s == roofline.time_s
+
+
+def test_a_scalar_made_from_nothing_has_a_cost() -> None:
+    made = Operation("aten.full.default", ((), 1.0), (), (TensorSpec((), (), "float32"),))
+    cost = kernel_cost(made, _profile(), False)
+    assert cost.time_s > 0
