@@ -1,10 +1,13 @@
-"""Hold the outputs that README.md shows against what the commands print now; with --write, bring them up to date.
+"""Hold what README.md shows against what the commands print and the card says now; with --write, bring it up to date.
 
-A shown output stands between two comments, the first of which names the command:
+What is shown stands between two comments, the first of which names the command, or the section of the card:
 
     <!-- output of: perfmodel predict scenarios/gpt2.7b.yaml -->
     ...
     <!-- end of output -->
+    <!-- section of ACCURACY.md: Step time -->
+    ...
+    <!-- end of section -->
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ README = ROOT / "README.md"
 BLOCK = re.compile(
     r"<!-- output of: perfmodel (?P<arguments>[^\n]*?) -->\n(?P<shown>.*?)(?=<!-- end of output -->)", re.DOTALL
 )
+SECTION = re.compile(
+    r"<!-- section of ACCURACY.md: (?P<title>[^\n]*?) -->\n(?P<shown>.*?)(?=<!-- end of section -->)", re.DOTALL
+)
 COLUMNS = "100"
 
 
@@ -36,14 +42,26 @@ def printed(arguments: str) -> str:
     return "\n".join(["```", *lines, "```", ""])
 
 
+def section(title: str) -> str:
+    """What the committed card says below that heading."""
+    card = (ROOT / "ACCURACY.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(title)}\n\n(.*?)(?=^## |\Z)", card, re.DOTALL | re.MULTILINE)
+    if found is None:
+        sys.exit(f"README.md: ACCURACY.md must have the section it shows (got {title!r}). Name one that is there.")
+    return found[1].rstrip() + "\n"
+
+
 def up_to_date(text: str) -> str:
-    """The text with every shown output replaced by what its command prints now."""
+    """The text with every shown output and section replaced by what it is now."""
 
     def current(block: re.Match[str]) -> str:
         arguments = block["arguments"]
         return f"<!-- output of: perfmodel {arguments} -->\n{printed(arguments)}"
 
-    return BLOCK.sub(current, text)
+    def copied(block: re.Match[str]) -> str:
+        return f"<!-- section of ACCURACY.md: {block['title']} -->\n{section(block['title'])}"
+
+    return SECTION.sub(copied, BLOCK.sub(current, text))
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """How fast predictions are: `python bench/predictions.py`. Reports, judges nothing.
 
-Three ways a person meets the time: a warm prediction inside a program, a warm command line, and the first prediction of a
-workload that has to be traced (in a process of its own, with an empty cache).
+Three ways a person meets the time: a warm prediction inside a program, a warm command line, and the first prediction
+of a workload that has to be traced (in a process of its own, with an empty cache).
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class CudaStopwatch:
     """Samples of one call: N calls enqueued behind a held stream, from event to event.
 
     A sample counts only if the device had not started when the host was done; otherwise the stream is held longer, or,
-    where the launch queue was full, fewer calls are enqueued. separator: runs after each call; without one, calls follow
-    each other.
+    where the launch queue was full, fewer calls are enqueued. separator: runs after each call; without one, calls
+    follow each other.
     """
 
     def __init__(

@@ -77,11 +77,14 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
     """Refuse what this version cannot predict, in one sentence."""
     if scenario.hardware.gpus > profile.gpus:
         raise PerfModelError(
-            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got {scenario.hardware.gpus})."
+            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got "
+            f"{scenario.hardware.gpus})."
             " Use fewer, or calibrate a larger machine."
         )
     if scenario.hardware.gpus > 1 or scenario.parallelism.dp > 1 or scenario.parallelism.strategy != "none":
-        raise PerfModelError("parallelism must be left out in this version: one GPU is predicted (got more). Set hardware.gpus to 1.")
+        raise PerfModelError(
+            "parallelism must be left out in this version: one GPU is predicted (got more). Set hardware.gpus to 1."
+        )
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
 
@@ -104,7 +107,7 @@ def _timeline(
 
 
 def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], capacity_bytes: float) -> np.ndarray:
-    """Seconds of each launch: t = cold - (cold - warm) x share, of what it finds in the cache against repeating alone."""
+    """Seconds of each launch: t = cold - (cold - warm) x share; share: what it finds in the cache, against alone."""
     operation = program.instructions.a[positions]
     warm_s = np.array([cost.time_s for cost in costs])[operation]
     cold_s = np.array([cost.cold_time_s for cost in costs])[operation]
@@ -113,7 +116,9 @@ def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost
     return np.asarray(cold_s - (cold_s - warm_s) * resident_shares(program, capacity_bytes, positions))
 
 
-def _kernel_uses(timeline: Timeline, trace: Trace, costs: list[KernelCost], scenario: Scenario) -> tuple[KernelUse, ...]:
+def _kernel_uses(
+    timeline: Timeline, trace: Trace, costs: list[KernelCost], scenario: Scenario
+) -> tuple[KernelUse, ...]:
     """Distinct operators of the step, largest first; their totals add up to the time that the device is busy."""
     counts = np.bincount(timeline.operation, minlength=len(costs))
     totals_s = np.bincount(timeline.operation, weights=timeline.end_s - timeline.start_s, minlength=len(costs))
@@ -158,7 +163,7 @@ def _provenance(kernels: tuple[KernelUse, ...]) -> dict[str, float]:
 
 
 def _model_flops(timeline: Timeline, program: Program) -> float:
-    """Arithmetic of forward, three times that when training: backward needs twice forward; recomputation is not counted.
+    """Arithmetic of forward, three times that when training: backward needs twice forward, recomputing is not counted.
 
     Counted as MFU is: matrix products, convolutions and attention, causal attention in full.
     """
@@ -172,10 +177,19 @@ def _warnings(kernels: tuple[KernelUse, ...], profile: Profile) -> tuple[str, ..
     found = []
     shares = _provenance(kernels)
     if shares["roofline"] > 0.01:
-        found.append(f"{shares['roofline']:.0%} of the device time is from a roofline: run `perfmodel calibrate --scenario` on this machine")
+        found.append(
+            f"{shares['roofline']:.0%} of the device time is from a roofline: run `perfmodel "
+            f"calibrate --scenario` on this machine"
+        )
     elif shares["curve"] > 0.05:
-        found.append(f"{shares['curve']:.0%} of the device time is from fitted curves: `perfmodel calibrate --scenario` measures the exact kernels")
+        found.append(
+            f"{shares['curve']:.0%} of the device time is from fitted curves: `perfmodel calibrate "
+            f"--scenario` measures the exact kernels"
+        )
     unstable = [use.key for use in kernels if use.key in profile.unstable]
     if unstable:
-        found.append(f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show {profile.name}` names them")
+        found.append(
+            f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
+            f"{profile.name}` names them"
+        )
     return tuple(found)

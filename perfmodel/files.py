@@ -61,7 +61,9 @@ def check_version(path: Path, data: Mapping[str, Any], current: int, remedy: str
     return version
 
 
-def upgrade(path: Path, data: dict[str, Any], current: int, upgrades: Mapping[int, Upgrade], remedy: str) -> dict[str, Any]:
+def upgrade(
+    path: Path, data: dict[str, Any], current: int, upgrades: Mapping[int, Upgrade], remedy: str
+) -> dict[str, Any]:
     """Bring ``data`` to version ``current``: ``upgrades[n]`` turns version n-1 into n."""
     for version in range(check_version(path, data, current, remedy) + 1, current + 1):
         data = upgrades[version](data) | {"version": version}

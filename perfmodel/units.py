@@ -23,9 +23,7 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     if not math.isfinite(value):
         return str(value)
     rounded = float(f"{value:.4g}")
-    for scale, unit in steps:
-        if abs(rounded) >= scale:
-            break
+    scale, unit = next((step for step in steps if abs(rounded) >= step[0]), steps[-1])
     return f"{value / scale:.4g} {unit}"
 
 
@@ -62,4 +60,7 @@ def format_flops_per_s(value_flops_per_s: float) -> str:
     >>> format_flops_per_s(9.9e14)
     '990 TFLOP/s'
     """
-    return _scaled(value_flops_per_s, [(1e15, "PFLOP/s")] if value_flops_per_s >= 1e16 else [(1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1, "FLOP/s")])
+    return _scaled(
+        value_flops_per_s,
+        [(1e15, "PFLOP/s")] if value_flops_per_s >= 1e16 else [(1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1, "FLOP/s")],
+    )

@@ -40,10 +40,10 @@ class Measurement(_Section):
     """See the module.
 
     scenario: as resolved when it ran. split: ``tuning`` or ``held-out``, fixed before it ran. group: the class the
-    accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad, forward,
-    backward, clip, optimizer), one a step, micro-batches added up. blocks: how many of the steps ran in a row before
-    the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose time the
-    profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3.
+    accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad,
+    forward, backward, clip, optimizer), one a step, micro-batches added up. blocks: how many of the steps ran in a row
+    before the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose
+    time the profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3.
     device_used_bytes: all that the process held after warm-up.
     """
 
@@ -111,7 +111,9 @@ def save_measurement(measurement: Measurement, path: Path) -> None:
         If ``path`` exists.
     """
     if path.exists():
-        raise PerfModelError(f"{path}: a measurement is never overwritten (the file exists). Choose another results folder or delete it.")
+        raise PerfModelError(
+            f"{path}: a measurement is never overwritten (the file exists). Choose another results folder or delete it."
+        )
     write_atomically(path, measurement.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 

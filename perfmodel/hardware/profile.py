@@ -1,8 +1,8 @@
 """A hardware profile: everything that was measured on a machine, and nothing about any workload.
 
-JSON, machine-written by ``perfmodel calibrate``. Raw samples lie beside it in ``<name>.samples.json.gz`` so that loading
-stays fast. Every time is seconds, every size bytes, every spread relative (standard deviation of the repeats over their
-median).
+JSON, machine-written by ``perfmodel calibrate``. Raw samples lie beside it in ``<name>.samples.json.gz`` so that
+loading stays fast. Every time is seconds, every size bytes, every spread relative (standard deviation of the repeats
+over their median).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class KernelRecord(_Section):
 class HostRecord(_Section):
     """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`).
 
-    All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's seconds; its
-    spread says how far the speed wandered.
+    All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's
+    seconds; its spread says how far the speed wandered.
     """
 
     time_s: float
@@ -220,4 +220,6 @@ def find_profile(name: str) -> Path:
         return shipped
     if Path(name).suffix == ".json" or "/" in name:
         return Path(name)
-    raise PerfModelError(f"hardware.profile must be a file or a catalog name (got {name!r}). {did_you_mean(name, catalog_names())}")
+    raise PerfModelError(
+        f"hardware.profile must be a file or a catalog name (got {name!r}). {did_you_mean(name, catalog_names())}"
+    )

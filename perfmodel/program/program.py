@@ -25,7 +25,7 @@ class PhaseRun:
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a steady step (``runs``) and in its first (``first_runs``, which creates optimizer states)."""
+    """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states)."""
 
     trace: Trace
     runs: tuple[PhaseRun, ...]

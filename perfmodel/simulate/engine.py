@@ -1,8 +1,8 @@
 """Interpreter 1: the two clocks of one rank.
 
-The host walks the program and pays its costs; a launch is issued when the host gets there, and the device runs it when it
-has arrived and the stream is free. Between the points where host and device wait for each other both clocks are max-plus
-recurrences, which numpy evaluates in one pass over many launches:
+The host walks the program and pays its costs; a launch is issued when the host gets there, and the device runs it
+when it has arrived and the stream is free. Between the points where host and device wait for each other both clocks
+are max-plus recurrences, which numpy evaluates in one pass over many launches:
 
     issue = C + maximum.accumulate(held - C)                      C: cumulative host cost
     end   = D + maximum.accumulate(issue + latency - (D - d))     D: cumulative device time, d: one launch's
@@ -28,9 +28,9 @@ from perfmodel.workload.trace_file import EventKind
 class StepWork:
     """A step's launches and host costs, in program order; the same for every step.
 
-    position: where each launch stands among the instructions. duration_s: device seconds of each. kernels: device launches
-    of each. host_s: host seconds of every instruction. waits: launch count before which the host waits, ascending.
-    wait_position: the instruction of each wait.
+    position: where each launch stands among the instructions. duration_s: device seconds of each. kernels: device
+    launches of each. host_s: host seconds of every instruction. waits: launch count before which the host waits,
+    ascending. wait_position: the instruction of each wait.
     """
 
     position: np.ndarray
@@ -78,7 +78,9 @@ class _Device:
         self.started_s = np.zeros(0)
         self.kernels_until = np.zeros(0)
 
-    def run(self, host_cost_s: np.ndarray, duration_s: np.ndarray, kernels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def run(
+        self, host_cost_s: np.ndarray, duration_s: np.ndarray, kernels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Issue and end of launches that are too few to fill the queue on their own.
 
         host_cost_s: what the host does since the launch before (the first: since the clock stands where it stands).

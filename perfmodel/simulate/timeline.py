@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """From the device reaching the phase's first mark to it reaching the next phase's; seconds from the step's start."""
+    """From the device reaching the phase's mark to it reaching the next phase's; seconds from the step's start."""
 
     phase: str
     micro_batch: int
@@ -28,7 +28,8 @@ class Timeline:
     operation: index into the trace's operations. run: index into ``phases``. module: index into the trace's modules, -1
     outside. stream: 0 is the compute stream. host_start_s, issue_s: the host begins the call, and has launched it.
     start_s, end_s: the device runs it (several kernels count as one). All seconds from the step's start on the host.
-    host_span_s: host times of the phases, (start, end). host_busy_s: seconds the host worked (neither waiting nor held back).
+    host_span_s: host times of the phases, (start, end). host_busy_s: seconds the host worked (neither waiting nor
+    held back).
     """
 
     operation: np.ndarray

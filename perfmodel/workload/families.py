@@ -28,7 +28,8 @@ def _transformer(layers: int, width: int, heads: int, ffn_width: int, **more: in
     return {"layers": layers, "width": width, "heads": heads, "ffn_width": ffn_width, **more}
 
 
-# gpt: sizes of seed report 001 (CS336 assignment 2). gpt2: OpenAI's. llama: shapes of Llama 3.2 1B and 3B and 3.1 8B, head untied. bert: Devlin et al.
+# gpt: sizes of seed report 001 (CS336 assignment 2). gpt2: OpenAI's. llama: shapes of Llama 3.2 1B and 3B and 3.1 8B,
+# head untied. bert: Devlin et al.
 FAMILIES: dict[str, Family] = {
     "gpt": Family(
         "token",
@@ -68,10 +69,15 @@ FAMILIES: dict[str, Family] = {
         {"base": _transformer(12, 768, 12, 3072), "large": _transformer(24, 1024, 16, 4096)},
         {"vocabulary": 30522, "dropout": 0.1, "attention": "sdpa"},
     ),
-    "vgg16": Family("image", {}, {"image_size": 224, "classes": 1000, "dropout": 0.5}, ("image_size", "classes", "dropout")),
+    "vgg16": Family(
+        "image", {}, {"image_size": 224, "classes": 1000, "dropout": 0.5}, ("image_size", "classes", "dropout")
+    ),
     "resnet50": Family("image", {}, {"image_size": 224, "classes": 1000}, ("image_size", "classes")),
     "conv_stack": Family(
-        "image", {}, {"layers": 4, "width": 64, "image_size": 224, "classes": 1000}, ("layers", "width", "image_size", "classes")
+        "image",
+        {},
+        {"layers": 4, "width": 64, "image_size": 224, "classes": 1000},
+        ("layers", "width", "image_size", "classes"),
     ),
 }
 
@@ -82,22 +88,43 @@ _REQUIRED_TOKEN = ("layers", "width", "heads", "ffn_width")
 def check_model(model: ModelSection) -> None:
     """Raise a PerfModelError where family, size and dimensions do not fit together."""
     if (model.family is None) == (model.target is None):
-        raise PerfModelError("model must name either a family or a target. Set model.family, or model.target for a model of your own.")
+        raise PerfModelError(
+            "model must name either a family or a target. Set model.family, or model.target for a model of your own."
+        )
     if model.family is None:
         return
     family = FAMILIES.get(model.family)
     if family is None:
-        raise PerfModelError(f"model.family must be a known family (got {model.family!r}). {did_you_mean(model.family, FAMILIES)}")
+        raise PerfModelError(
+            f"model.family must be a known family (got {model.family!r}). {did_you_mean(model.family, FAMILIES)}"
+        )
     if model.size is not None and model.size not in family.sizes:
         raise PerfModelError(
-            f"model.size must be a size of {model.family} (got {model.size!r}). {did_you_mean(model.size, family.sizes or ['(none: give dimensions)'])}"
+            f"model.size must be a size of {model.family} (got {model.size!r}). "
+            f"{did_you_mean(model.size, family.sizes or ['(none: give dimensions)'])}"
         )
-    for name in ("layers", "width", "heads", "kv_heads", "ffn_width", "vocabulary", "attention", "dropout", "image_size", "classes"):
+    for name in (
+        "layers",
+        "width",
+        "heads",
+        "kv_heads",
+        "ffn_width",
+        "vocabulary",
+        "attention",
+        "dropout",
+        "image_size",
+        "classes",
+    ):
         if getattr(model, name) is not None and name not in family.dimensions:
-            raise PerfModelError(f"model.{name} must be left out for {model.family} (got {getattr(model, name)!r}). It takes: {', '.join(family.dimensions)}.")
+            raise PerfModelError(
+                f"model.{name} must be left out for {model.family} (got {getattr(model, name)!r}). "
+                f"It takes: {', '.join(family.dimensions)}."
+            )
     for name in _TARGET_ONLY:
         if getattr(model, name) != type(model).model_fields[name].default:
-            raise PerfModelError(f"model.{name} must be left out for family {model.family!r}. It belongs to model.target.")
+            raise PerfModelError(
+                f"model.{name} must be left out for family {model.family!r}. It belongs to model.target."
+            )
     whole = resolved(model)
     if family.kind == "token":
         _check_transformer(whole)
@@ -106,14 +133,20 @@ def check_model(model: ModelSection) -> None:
 def _check_transformer(model: ModelSection) -> None:
     missing = [name for name in _REQUIRED_TOKEN if getattr(model, name) is None]
     if missing:
-        raise PerfModelError(f"model.{missing[0]} must be given where model.size is not. Set a size or every one of {', '.join(_REQUIRED_TOKEN)}.")
+        raise PerfModelError(
+            f"model.{missing[0]} must be given where model.size is not. "
+            f"Set a size or every one of {', '.join(_REQUIRED_TOKEN)}."
+        )
     assert model.width is not None and model.heads is not None
     if model.width % model.heads:
         raise PerfModelError(
             f"model.heads must divide model.width={model.width} (got {model.heads}). Use {_divisors(model.width, 64)}."
         )
     if model.kv_heads is not None and model.heads % model.kv_heads:
-        raise PerfModelError(f"model.kv_heads must divide model.heads={model.heads} (got {model.kv_heads}). Use {_divisors(model.heads, 64)}.")
+        raise PerfModelError(
+            f"model.kv_heads must divide model.heads={model.heads} (got {model.kv_heads}). "
+            f"Use {_divisors(model.heads, 64)}."
+        )
 
 
 def _divisors(number: int, most: int) -> str:
@@ -145,4 +178,6 @@ def check_batch(scenario: Scenario) -> None:
     if kind == "token" and length is None:
         raise PerfModelError(f"batch.sequence_length must be given for {model.family}. Add it, in tokens.")
     if kind == "image" and length is not None:
-        raise PerfModelError(f"batch.sequence_length must be left out for {model.family} (got {length}). Use model.image_size.")
+        raise PerfModelError(
+            f"batch.sequence_length must be left out for {model.family} (got {length}). Use model.image_size."
+        )

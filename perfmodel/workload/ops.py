@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.units import DTYPE_BYTES
@@ -78,9 +78,7 @@ class TensorSpec(NamedTuple):
         return cls(shape, stride, match["dtype"], match["device"] or "cuda")
 
 
-_TENSOR = re.compile(
-    r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?:\{(?P<stride>[\d,]*)\})?(?:@(?P<device>\w+))?"
-)
+_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?:\{(?P<stride>[\d,]*)\})?(?:@(?P<device>\w+))?")
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -88,7 +86,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 # Tensors, numbers, None, text (dtypes, layouts and devices as 'torch.bfloat16', 'cuda') and tuples of these.
-Argument = Union[TensorSpec, bool, int, float, str, None, tuple["Argument", ...]]
+Argument = TensorSpec | bool | int | float | str | None | tuple["Argument", ...]
 
 
 @dataclass(frozen=True)

@@ -222,4 +222,6 @@ def load_trace(path: Path) -> Trace:
             storage_kinds={i: StorageKind(kind) for i, kind in zip(*data["storage_kinds"], strict=True)},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise PerfModelError(f"{path}: must hold a whole trace ({error!r} is wrong). Delete it to trace again.") from error
+        raise PerfModelError(
+            f"{path}: must hold a whole trace ({error!r} is wrong). Delete it to trace again."
+        ) from error

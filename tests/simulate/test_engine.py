@@ -98,11 +98,20 @@ def test_one_clock_adds_everything() -> None:
     work = step_work(program, np.array([2.0, 5.0, 2.0]), np.array([1, 1]), np.full(3, 0.5))
     timeline = simulate_one_clock(program, work)
     assert timeline.step_time_s == timeline.synced_step_time_s == pytest.approx(10.5)
-    assert [(s.phase, s.duration_s) for s in timeline.phases] == [("forward", pytest.approx(8.0)), ("backward", pytest.approx(2.5))]
+    assert [(s.phase, s.duration_s) for s in timeline.phases] == [
+        ("forward", pytest.approx(8.0)),
+        ("backward", pytest.approx(2.5)),
+    ]
 
 
 def test_accumulation_repeats_the_last_micro_batch() -> None:
-    phases = [("forward", 0, ops(0)), ("backward", 0, ops(1)), ("forward", 1, ops(2)), ("backward", 1, ops(3)), ("optimizer", -1, ops(4))]
+    phases = [
+        ("forward", 0, ops(0)),
+        ("backward", 0, ops(1)),
+        ("forward", 1, ops(2)),
+        ("backward", 1, ops(3)),
+        ("optimizer", -1, ops(4)),
+    ]
     program = program_of(*phases, accumulation=4)
     assert [(run.phase, run.micro_batch) for run in program.runs] == [
         ("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1), ("forward", 2), ("backward", 2),
