@@ -134,6 +134,14 @@ def _wrote(paths: list[Path]) -> None:
 )
 @click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
 @click.option("--only", multiple=True, metavar="KEY", help="Measure just this kernel key again; repeatable.")
+@click.option(
+    "--budget",
+    "budget_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="For the general calibration; 0 leaves out its grid.",
+)
+@click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def calibrate(
     device: str,

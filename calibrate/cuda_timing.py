@@ -6,7 +6,6 @@ repeats the same. So calls alternate with a small kernel of another kind, the se
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,6 @@ MOST_MISSES = 12
 SPIN_CYCLES = 20_000_000
 SEPARATOR_NUMEL = 1024
 SEPARATOR_KERNELS = (torch.lgamma, torch.digamma, torch.erfinv)
-WORK_SIZE = 8192  # a product of this size takes a GPU of today a millisecond or two
 
 
 class SynchronizesError(Exception):
@@ -78,24 +76,6 @@ class CudaStream:
 
     def drain(self) -> None:
         torch.cuda.synchronize()
-
-
-class WorkingStream(CudaStream):
-    """Holds with matrix products in place of spinning: a call then begins at the clock and power of hard work."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._factor = torch.randn(WORK_SIZE, WORK_SIZE, device="cuda", dtype=torch.bfloat16)
-        self._product = torch.empty_like(self._factor)
-        self._work_s = 1e-3
-        self.hold(0.05)  # loads the kernel and raises the clock
-        first = self.mark()
-        self.hold(0.02)
-        self._work_s = self.between_s(first, self.mark()) / 20
-
-    def hold(self, seconds: float) -> None:
-        for _ in range(math.ceil(seconds / self._work_s)):
-            torch.mm(self._factor, self._factor, out=self._product)
 
 
 class Separator(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from calibrate import machine, sentinels
-from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream, WorkingStream
+from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
 from calibrate.jobs import Job, chosen, job, missing, trace_jobs
 from calibrate.measuring import OUT_OF_MEMORY, Bench, failure, observe_jobs, time_jobs, unobserved
@@ -45,7 +45,6 @@ def calibrate(
     progress: bool = True,
     budget_s: float | None = None,
     allow_import: bool = False,
-    hot: bool = False,
 ) -> Profile:
     """Measure this machine into a profile file.
 
@@ -73,8 +72,6 @@ def calibrate(
         Seconds for the general calibration; 0 leaves grid and power out.
     allow_import : bool
         Whether a scenario's own model may be imported.
-    hot : bool
-        Keep a GPU at hard work between measurements, not spinning: what kernels take near the power limit.
 
     Returns
     -------
@@ -91,7 +88,7 @@ def calibrate(
     draft = _open(output, device, name, resume or bool(scenarios) or bool(only), only)
     wanted = [_wanted(scenario, allow_import) for scenario in scenarios]
     budget_s = BUDGET_S[device] if budget_s is None else budget_s
-    session = _Session(draft, device, Progress(progress), budget_s, allow_import, hot)
+    session = _Session(draft, device, Progress(progress), budget_s, allow_import)
     threads = torch.get_num_threads()
     try:
         if device == "cpu":
@@ -146,16 +143,13 @@ def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -
 class _Session:
     """One run over one draft."""
 
-    def __init__(
-        self, draft: Draft, device: str, progress: Progress, budget_s: float, allow_import: bool, hot: bool
-    ) -> None:
+    def __init__(self, draft: Draft, device: str, progress: Progress, budget_s: float, allow_import: bool) -> None:
         self.draft = draft
         self.device = device
         self.progress = progress
         self._began_s = time.monotonic()
         self._budget_s = budget_s
         self._allow_import = allow_import
-        self._hot = hot
         self._left_out = 0
         self._is_warm = False
         self._lines: list[str] = []
@@ -316,7 +310,7 @@ class _Session:
     def _stopwatch(self) -> Stopwatch:
         if self.device == "cpu":
             return CpuStopwatch()
-        stream = WorkingStream() if self._hot else CudaStream()
+        stream = CudaStream()
         return CudaStopwatch(stream, separator=CudaSeparator(stream))
 
     def _soak(self, bench: Bench, seconds: float) -> None:
