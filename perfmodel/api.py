@@ -54,7 +54,10 @@ def predict(
     trace = get_trace(scenario, allow_import=allow_import)
     program = single_device_program(trace, scenario.training.gradient_accumulation)
     costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32, exact=exact)
-    timeline = _timeline(program, costs, profile, scenario, host_reference_s)
+    slowness, spread = host_slowness(profile, host_reference_s), host_spread(profile)
+    timeline = _timeline(program, costs, profile, scenario, slowness)
+    slower = _timeline(program, costs, profile, scenario, slowness * (1 + spread))
+    host_term_s = max(slower.step_time_s - timeline.step_time_s, 0.0)
     kernels = _kernel_uses(timeline, trace, costs, scenario)
     breakdown = _breakdown(timeline)
     return Prediction(
@@ -63,10 +66,10 @@ def predict(
         program=program,
         timeline=timeline,
         memory=simulate_memory(program, profile, scenario.matmul_tf32) if profile.device.kind == "cuda" else None,
-        interval_s=step_interval_s(timeline.step_time_s, kernels, breakdown["host_bound_s"], host_spread(profile)),
+        interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s),
         kernels=kernels,
         breakdown=breakdown,
-        bottleneck=_bottleneck(breakdown, kernels),
+        bottleneck=_bottleneck(timeline.step_time_s, breakdown, kernels, host_term_s / spread),
         provenance=_provenance(kernels),
         model_flops=_model_flops(timeline, program),
         warnings=_warnings(kernels, profile),
@@ -83,7 +86,9 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         )
     if scenario.hardware.gpus > 1 or scenario.parallelism.dp > 1 or scenario.parallelism.strategy != "none":
         raise PerfModelError(
-            "parallelism must be left out in this version: one GPU is predicted (got more). Set hardware.gpus to 1."
+            f"parallelism must be left out and hardware.gpus 1 in this version, which predicts one GPU (got "
+            f"dp={scenario.parallelism.dp}, strategy={scenario.parallelism.strategy}, "
+            f"gpus={scenario.hardware.gpus}). Set them so."
         )
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
@@ -94,12 +99,12 @@ def _timeline(
     costs: list[KernelCost],
     profile: Profile,
     scenario: Scenario,
-    host_reference_s: float | None,
+    slowness: float,
 ) -> Timeline:
     kernels = np.array([cost.kernels for cost in costs])
     positions = launched_positions(program, kernels)
     duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
-    host_s = host_costs(program, profile, scenario.precision) * host_slowness(profile, host_reference_s)
+    host_s = host_costs(program, profile, scenario.precision) * slowness
     work = step_work(program, duration_s, kernels, host_s)
     if profile.device.kind == "cpu":
         return simulate_one_clock(program, work)
@@ -140,13 +145,19 @@ def _breakdown(timeline: Timeline) -> dict[str, float]:
     return parts
 
 
-def _bottleneck(breakdown: dict[str, float], kernels: tuple[KernelUse, ...]) -> str:
-    """One sentence: what to change first."""
-    total = sum(seconds for name, seconds in breakdown.items() if name != "communication_s")
+def _bottleneck(
+    step_time_s: float, breakdown: dict[str, float], kernels: tuple[KernelUse, ...], host_limited_s: float
+) -> str:
+    """One sentence: what to change first.
+
+    host_limited_s: how much of the step grows with the host's costs, d step / d log(host).
+    """
+    total = step_time_s
     if total <= 0 or not kernels:
         return "nothing runs on the device"
-    if breakdown["host_bound_s"] > 0.3 * total:
-        return f"the host: the device waits {breakdown['host_bound_s'] / total:.0%} of the step for launches"
+    if host_limited_s > total / 2:
+        waiting = breakdown["host_bound_s"] / total
+        return f"the host: {min(host_limited_s / total, 1):.0%} of the step follows it, the device waits {waiting:.0%}"
     by_kind: Counter[str] = Counter()
     for use in kernels:
         by_kind[use.cost.kind] += use.total_s  # type: ignore[assignment]

@@ -46,9 +46,13 @@ def test_the_interval_of_a_host_bound_step_is_as_wide_as_the_host_wandered() -> 
     steady = PROFILE.model_copy(update={"host": HOST | {"reference": HostRecord(time_s=2e-3)}})
     found = [predict(SCENARIO, profile) for profile in (PROFILE, steady)]
     wide, narrow = (((high_s - low_s) / 2 / 1.645) ** 2 for low_s, high_s in (each.interval_s for each in found))
-    idle_s = found[0].breakdown["host_bound_s"]
-    assert idle_s > 0
-    assert wide - narrow == pytest.approx((0.2**2 - 0.05**2) * idle_s**2)
+    step_s = found[0].step_time_s
+    by_fifth_s, by_twentieth_s = (
+        predict(SCENARIO, PROFILE, host_reference_s=2e-3 * slowness).step_time_s - step_s for slowness in (1.2, 1.05)
+    )
+    assert by_fifth_s > by_twentieth_s > 0
+    assert wide - narrow == pytest.approx(by_fifth_s**2 - by_twentieth_s**2)
+    assert found[0].bottleneck.startswith("the host")
 
 
 def test_a_measurement_is_predicted_again_at_the_speed_beside_it(tmp_path, monkeypatch) -> None:
