@@ -18,7 +18,8 @@ from perfmodel.workload import families
 # 1  first
 SCENARIO_VERSION = 1
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]  # beyond, sizes of tensors overflow
+MicroBatches = Annotated[int, Field(ge=1, le=1024, strict=True)]  # each is simulated
 Precision = Literal["fp32", "tf32", "bf16", "amp-bf16", "amp-fp16"]
 
 
@@ -80,7 +81,7 @@ class EveryK(_Section):
 
 
 class TrainingSection(_Section):
-    gradient_accumulation: Count = 1
+    gradient_accumulation: MicroBatches = 1
     activation_checkpointing: Literal["none", "full", "selective"] | EveryK = "none"
     compile: bool = False
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
