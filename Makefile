@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
-.PHONY: predict test lint accuracy cpu traces readme clean
+.PHONY: predict test lint accuracy cpu traces curves readme clean
 
 predict: .venv/predict.stamp
 	$(BIN)/perfmodel predict scenarios/gpt2.7b.yaml --plot out/gpt2.7b --trace out/gpt2.7b/trace.json.gz
@@ -32,6 +32,10 @@ cpu: .venv/test.stamp
 # The traces that are shipped with the scenarios, so that predicting those needs no torch.
 traces: .venv/test.stamp
 	PYTHONPATH=. $(BIN)/python .ci/traces.py
+
+# The curves of the shipped profiles, from the records in them.
+curves: .venv/test.stamp
+	PYTHONPATH=. $(BIN)/python .ci/curves.py
 
 # Bring the outputs and figures that README.md shows up to date.
 readme: .venv/test.stamp

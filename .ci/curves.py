@@ -1,0 +1,20 @@
+"""Fit the curves of the shipped profiles again from their own records, as `perfmodel calibrate` does last; no GPU needed."""
+
+from __future__ import annotations
+
+from calibrate.draft import Draft
+from calibrate.fit import fit_curves
+from perfmodel.hardware.profile import CATALOG
+
+
+def main() -> None:
+    for path in sorted(path for path in CATALOG.glob("*.json")):
+        draft = Draft.load(path)
+        operations = {key: job.operation for key, job in sorted(draft.jobs.items())}
+        draft.update(curves=fit_curves(draft.kernels, operations, draft.profile.device))
+        draft.write()
+        print(f"{path.name}: {len(draft.profile.curves)} curves")
+
+
+if __name__ == "__main__":
+    main()
