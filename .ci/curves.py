@@ -1,4 +1,4 @@
-"""Fit the curves of the shipped profiles again from their own records, as `perfmodel calibrate` does last; no GPU needed."""
+"""Fit the curves of the shipped profiles again from their own records, as `perfmodel calibrate` does; takes no GPU."""
 
 from __future__ import annotations
 
