@@ -67,6 +67,7 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
         )
     ax.set_xscale("log")
     ax.set_yscale("log")
+    _plain_ticks(ax)
     ax.set_xlim(*ends)
     ax.set_ylim(*ends)
     ax.set_aspect("equal")
@@ -74,6 +75,16 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
     ax.set_ylabel(f"predicted, {unit}")
     ax.legend(loc="upper left", frameon=False, fontsize=12)
     return ax
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """1, 2, 5, 10, ... as plain numbers, few enough to read."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
