@@ -62,13 +62,14 @@ def measure_host(device: str, progress: Progress | None = None) -> dict[str, Hos
 
 
 def measure_host_keys(
-    trace: Trace, device: str, known: dict[str, HostRecord], allow_import: bool = False
+    trace: Trace, device: str, known: dict[str, HostRecord], allow_import: bool = False, own_batch: bool = False
 ) -> dict[str, HostRecord]:
     """Host records of the trace's own modules and optimizer that are not ``known`` yet.
 
     Each module class that runs as a whole (a transformer block, say) is timed alone, forward and backward, on few
-    samples; what contains such modules is timed with them replaced by their results, never the model as a whole. Times
-    are at the speed of the known reference; where there is none, at the speed of the host now, which is then a record.
+    samples or on its own batch; what contains such modules is timed with them replaced by their results, never the
+    model as a whole. Times are at the speed of the known reference; where there is none, at the speed of the host now,
+    which is then a record.
 
     Raises
     ------
@@ -79,7 +80,7 @@ def measure_host_keys(
         reference = HostReference(device, known[REFERENCE].time_s if REFERENCE in known else None)
         times = OperatorTimes(device, reference)
         found = measure_trace_lists(trace, device, known, times, reference)
-        found |= measure_pieces(trace, device, known, times, reference, allow_import)
+        found |= measure_pieces(trace, device, known, times, reference, allow_import, own_batch)
         if REFERENCE in known or not found:
             return found
         return found | {REFERENCE: reference.record().model_copy(update={"time_s": reference.reference_s})}

@@ -9,6 +9,7 @@ around the model.
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,7 +42,7 @@ from calibrate.host_timing import (
     time_backward,
     timed,
 )
-from perfmodel.cost.host import AMP, NO_GRAD, key_flags, piece_key
+from perfmodel.cost.host import AMP, NO_GRAD, batch_text, key_flags, piece_key
 from perfmodel.cost.host_structure import Piece, structure_of
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.workload.models.build import build_module, make_inputs
@@ -49,11 +50,12 @@ from perfmodel.workload.models.step import TrainingStep
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 
-ROUNDS = 8
+SWEEPS, ROUNDS = 3, 5  # over all pieces in turn: a host's speed wanders within seconds
 MODEL_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}  # of parameters; larger models are built with fewer layers
 FEW_LAYERS = 2
 TARGET_KEYS = ("target", "arguments", "inputs", "loss", "blocks")
-FEW_SAMPLES = 2  # of a batch: the host's time does not depend on it
+FEW_SAMPLES = 2  # of a batch that keeps the device busy for longer than the host
+COLD_UNITS = 4  # at the start of a row, until the code is in the processor's caches
 
 
 def measure_pieces(
@@ -63,23 +65,32 @@ def measure_pieces(
     times: OperatorTimes,
     reference: HostReference,
     allow_import: bool,
+    own_batch: bool,
 ) -> dict[str, HostRecord]:
-    """Forward and backward records of every distinct unit and container of the trace that has none."""
-    wanted = _wanted(trace, known)
+    """Forward and backward records of every distinct unit and container of the trace that has none.
+
+    own_batch: on the trace's batch, and under keys that say so, since libraries choose other kernels for few samples;
+    else on few.
+    """
+    batch = batch_text(trace.workload) if own_batch else ""
+    wanted = _wanted(trace, known, batch)
     if not wanted:
         return {}
     found: dict[str, HostRecord] = {}
     with suppress(torch.OutOfMemoryError):  # what does not fit stays estimated from its calls
-        bench = _Bench(trace, device, times, reference, allow_import)
-        for piece, accumulates in wanted:
-            for direction, value in bench.measure(piece, accumulates).items():
-                key = piece_key(direction, piece, trace.workload, bench.flags, accumulates)
+        bench = _Bench(trace, device, times, reference, allow_import, own_batch)
+        for (piece, accumulates), records in zip(wanted, bench.measure(wanted), strict=True):
+            for direction, value in records.items():
+                key = piece_key(direction, piece, trace.workload, bench.flags, accumulates, batch)
                 if key not in known:
                     found.setdefault(key, value)
     return found
 
 
-def _wanted(trace: Trace, known: dict[str, HostRecord]) -> list[tuple[Piece, bool]]:
+Wanted = list[tuple[Piece, bool]]
+
+
+def _wanted(trace: Trace, known: dict[str, HostRecord], batch: str) -> Wanted:
     """One of each kind. The flag: its gradients are added to those of an earlier micro-batch."""
     structure = structure_of(trace)
     flags = key_flags(trace.workload, trace.workload["precision"])
@@ -87,19 +98,20 @@ def _wanted(trace: Trace, known: dict[str, HostRecord]) -> list[tuple[Piece, boo
     found: dict[str, tuple[Piece, bool]] = {}
     for piece in structure.pieces:
         accumulates = structure.segments[piece.segment].micro_batch > 0
-        keys = [piece_key(direction, piece, trace.workload, flags, accumulates) for direction in directions]
+        keys = [piece_key(direction, piece, trace.workload, flags, accumulates, batch) for direction in directions]
         if any(key not in known for key in keys):
             found.setdefault(keys[-1], (piece, accumulates))
     return list(found.values())
 
 
-def _small_scenario(trace: Trace, device: str) -> Scenario:
-    """The trace's scenario with few samples, and with few layers where it is large."""
+def _built_scenario(trace: Trace, device: str, own_batch: bool) -> Scenario:
+    """The trace's scenario, on few samples if it may be, and with few layers where it is large."""
     section = trace.workload["model"]
     if section.get("family") is not None:
         section = {name: value for name, value in section.items() if name not in TARGET_KEYS}
     scenario = Scenario.model_validate({**trace.workload, "model": section, "hardware": {"profile": "any"}})
-    batch = scenario.batch.model_copy(update={"size": min(scenario.batch.size, FEW_SAMPLES)})
+    samples = scenario.batch.size if own_batch else min(scenario.batch.size, FEW_SAMPLES)
+    batch = scenario.batch.model_copy(update={"size": samples})
     model = scenario.model
     size = sum(parameter.tensor.bytes for parameter in trace.parameters)
     if size > MODEL_BYTES[device] and model.layers is not None:
@@ -109,16 +121,21 @@ def _small_scenario(trace: Trace, device: str) -> Scenario:
 
 @dataclass
 class _Samples:
-    """Seconds of one forward; of one backward with what surrounds it; of what surrounds it alone."""
+    """Seconds of one forward, and what the first ones of a row took longer, all together; of one backward with what
+    surrounds it; of what surrounds it alone.
+    """
 
     forward_s: list[float] = field(default_factory=list)
+    cold_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
     around_s: list[float] = field(default_factory=list)
 
     def records(self, work: Seen, times: OperatorTimes, with_grad: bool) -> dict[str, HostRecord]:
         """By direction, less the operators' own seconds where these are counted elsewhere."""
         outside = [work.loose, *(each for _, each in work.calls)]
-        found = {"forward": record(self.forward_s, sum(times.total(each.calls) for each in outside))}
+        forward = record(self.forward_s, sum(times.total(each.calls) for each in outside))
+        cold_s = max(statistics.median(self.cold_s), 0.0) if self.cold_s else 0.0
+        found = {"forward": forward.model_copy(update={"cold_s": cold_s})}
         if with_grad and self.backward_s:
             operators_s = sum(times.total(each.calls) for _, each in work.nodes)
             around = record(self.around_s)
@@ -128,15 +145,34 @@ class _Samples:
         return found
 
 
+@dataclass
+class _Timer:
+    """One piece under measurement. run: one forward and backward of it, timed into the samples that it is given."""
+
+    work: Seen
+    run: Callable[[_Samples], None]
+    samples: _Samples = field(default_factory=_Samples)
+
+    def sweep(self) -> None:
+        for index in range(WARM_UP + ROUNDS):
+            self.run(self.samples if index >= WARM_UP else _Samples())
+
+
 class _Bench:
     """The trace's model on the device, and what its modules were called with."""
 
     def __init__(
-        self, trace: Trace, device: str, times: OperatorTimes, reference: HostReference, allow_import: bool
+        self,
+        trace: Trace,
+        device: str,
+        times: OperatorTimes,
+        reference: HostReference,
+        allow_import: bool,
+        own_batch: bool,
     ) -> None:
         self.trace, self.device, self.times, self.allow_import = trace, device, times, allow_import
         self.reference = reference
-        self.scenario = _small_scenario(trace, device)
+        self.scenario = _built_scenario(trace, device, own_batch)
         self.flags = key_flags(trace.workload, self.scenario.precision)
         self.with_grad = NO_GRAD not in self.flags
         with torch.device(device):
@@ -185,37 +221,41 @@ class _Bench:
         if direction == "backward" and roots:
             time_backward(roots, self.device)
 
-    def measure(self, piece: Piece, accumulates: bool) -> dict[str, HostRecord]:
-        """Records by direction; none for a module that a smaller model lacks or that returned nothing."""
+    def measure(self, wanted: Wanted) -> list[dict[str, HostRecord]]:
+        """Records by direction of each; none for a module that a smaller model lacks or that returned nothing."""
+        timers = [self._timer(piece, accumulates) for piece, accumulates in wanted]
+        for _ in range(SWEEPS):
+            for timer in timers:
+                if timer is not None:
+                    timer.sweep()
+                    self.reference.beat()
+                    self.model.zero_grad()
+        return [
+            {} if timer is None else timer.samples.records(timer.work, self.times, self.with_grad) for timer in timers
+        ]
+
+    def _timer(self, piece: Piece, accumulates: bool) -> _Timer | None:
         if piece.module < 0:
-            return self._measure_step()
+            return self._step_timer()
         name = self.trace.modules[piece.module][0]
         if name not in self.captured:
-            return {}
+            return None
         if piece.kind == "unit":
-            return self._measure_unit(
-                [each for each in self.occurrences[piece.text] if each in self.captured], accumulates
-            )
-        inner = {other: seen.result for other, seen in self.captured.items() if _is_inside(other, name)}
-        with Stubs(self.model, inner) as stubs:
-            return self._measure_own(name, stubs)
+            alike = [each for each in self.occurrences[piece.text] if each in self.captured]
+            return self._unit_timer(alike, accumulates)
+        return self._own_timer(name)
 
     def _observe(self, name: str) -> Seen:
         part, (arguments, keywords) = self.model.get_submodule(name), fresh(self.captured[name].given)
         with self._mode():
             return observe(lambda: part(*arguments, **keywords), self.with_grad, self.times.is_needed, one_root=False)
 
-    def _measure_unit(self, names: list[str], accumulates: bool) -> dict[str, HostRecord]:
+    def _unit_timer(self, names: list[str], accumulates: bool) -> _Timer:
         """All modules of one kind, as many as the launch queue takes."""
         work = self._observe(names[0])
         backward = sum(len(each.operators) for _, each in work.nodes)
         names = names[: max(1, MOST_LAUNCHES // max(1, work.launches - backward, backward))]
-        samples = _Samples()
-        for index in range(WARM_UP + ROUNDS):
-            self._run_unit(names, accumulates, samples if index >= WARM_UP else _Samples())
-        self.reference.beat()
-        self.model.zero_grad()
-        return samples.records(work, self.times, self.with_grad)
+        return _Timer(work, lambda samples: self._run_unit(names, accumulates, samples))
 
     def _run_unit(self, names: list[str], accumulates: bool, samples: _Samples) -> None:
         """A chain where each takes what the one before returned, as blocks do; else one after another."""
@@ -225,19 +265,27 @@ class _Bench:
             for parameter in part.parameters():
                 parameter.grad = torch.zeros_like(parameter) if accumulates and parameter.requires_grad else None
         is_chain = all(is_chainable(self.captured[name]) for name in names)
-        self._time(chained(parts, given) if is_chain else separate(parts, given), len(parts), samples, lambda: 0.0)
+        began_s: list[float] = []  # of each part
+        row = (chained if is_chain else separate)(parts, given, lambda: began_s.append(time.perf_counter()))
+        forward_s = self._time_forward(row, samples, began_s)
+        self._time_backward(forward_s, len(parts), samples)
 
-    def _time(
-        self, forward: Callable[[], list[Any]], count: int, samples: _Samples, inside: Callable[[], float]
-    ) -> None:
-        """One forward and backward of ``count`` modules. inside: seconds of what is not theirs in the forward."""
+    def _time_forward(self, forward: Callable[[], list[Any]], samples: _Samples, began_s: list[float]) -> list[Any]:
+        """Runs a row of modules; returns their results."""
         self._prepare("forward")
         with self._mode():
             synchronize(self.device)
-            seconds, results = timed(forward)
-            self.reference.note(samples.forward_s, (seconds - inside()) / count)
+            results = forward()
+            each_s = np.diff([*began_s, time.perf_counter()])
+        steady_s = float(np.median(each_s[min(COLD_UNITS, len(each_s) // 2) :]))
+        self.reference.note(samples.forward_s, steady_s)
+        self.reference.note(samples.cold_s, float(each_s.sum()) - len(each_s) * steady_s)
+        return results
+
+    def _time_backward(self, results: list[Any], count: int, samples: _Samples) -> None:
+        """Of ``count`` modules together."""
         roots = [tensor for result in results for tensor in differentiable(result)[:1]]
-        del results
+        results.clear()
         if not roots:
             return
         borrowed = borrowed_leaves(roots)
@@ -250,36 +298,45 @@ class _Bench:
         around = fresh(borrowed) or fresh([torch.zeros((), device=self.device, requires_grad=True)])
         self.reference.note(samples.around_s, time_backward(around, self.device) / count)
 
-    def _measure_own(self, name: str, stubs: Stubs) -> dict[str, HostRecord]:
-        part, captured = self.model.get_submodule(name), self.captured[name]
-        samples = _Samples()
-        for index in range(WARM_UP + ROUNDS):
-            stubs.renew()
-            arguments, keywords = fresh(captured.given)
-            kept = samples if index >= WARM_UP else _Samples()
-            self._time(lambda: [part(*arguments, **keywords)], 1, kept, lambda: timed(stubs.repeat_calls)[0])  # noqa: B023
-        self.reference.beat()
-        stubs.renew()
-        return samples.records(self._observe(name), self.times, self.with_grad)
+    def _stubs(self, name: str) -> Stubs:
+        return Stubs(
+            self.model, {other: seen.result for other, seen in self.captured.items() if _is_inside(other, name)}
+        )
 
-    def _measure_step(self) -> dict[str, HostRecord]:
+    def _own_timer(self, name: str) -> _Timer:
+        with self._stubs(name):
+            work = self._observe(name)
+        return _Timer(work, lambda samples: self._run_own(name, samples))
+
+    def _run_own(self, name: str, samples: _Samples) -> None:
+        """A container without what its submodules cost."""
+        part, captured = self.model.get_submodule(name), self.captured[name]
+        with self._stubs(name) as stubs:
+            arguments, keywords = fresh(captured.given)
+            self._prepare("forward")
+            with self._mode():
+                synchronize(self.device)
+                seconds, result = timed(lambda: part(*arguments, **keywords))
+                self.reference.note(samples.forward_s, seconds - timed(stubs.repeat_calls)[0])
+            self._time_backward([result], 1, samples)
+
+    def _step_timer(self) -> _Timer:
         """Autocast, loss, and calling the engine, around a model that hands out what the real one returned."""
         model = StubModel(self.captured[""].result, self.device)
         optimizer = torch.optim.SGD(model.parameters()) if self.with_grad else None
         step = TrainingStep(model, self.inputs, optimizer, self.scenario, self.allow_import)
-        samples = _Samples()
-        for index in range(WARM_UP + ROUNDS):
+        with self._mode():
+            work = observe(lambda: self._call(step), self.with_grad, self.times.is_needed)
+
+        def run(samples: _Samples) -> None:
             self._prepare("forward")
             synchronize(self.device)
             forward_s, backward_s = _run_step(step)
-            if index >= WARM_UP:
-                self.reference.note(samples.forward_s, forward_s - timed(model)[0])
-                self.reference.note(samples.backward_s, backward_s)
-                samples.around_s.append(0.0)
-        self.reference.beat()
-        with self._mode():
-            work = observe(lambda: self._call(step), self.with_grad, self.times.is_needed)
-        return samples.records(work, self.times, self.with_grad)
+            self.reference.note(samples.forward_s, forward_s - timed(model)[0])
+            self.reference.note(samples.backward_s, backward_s)
+            samples.around_s.append(0.0)
+
+        return _Timer(work, run)
 
 
 def _run_step(step: TrainingStep) -> tuple[float, float]:

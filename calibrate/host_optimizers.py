@@ -24,7 +24,7 @@ COUNTS = (4, 64, 192)
 ROUNDS = 9
 LAYER_CALLS, MOST_LAYERS = 30, 12  # Python calls of the layer that stands in for the model's; at most so many of it
 TINY = 1024  # elements
-MOST_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}  # parameters, gradients and states of a timed optimizer
+MOST_BYTES = {"cuda": 24 << 30, "cpu": 256 << 20}  # of a timed optimizer; more would fill the launch queue
 COPIES = 4  # parameters, gradients, two states
 
 IMPLEMENTATIONS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

@@ -133,9 +133,17 @@ class StubModel(nn.Module):
         return self._result
 
 
-def separate(parts: list[nn.Module], given: list[Any]) -> Callable[[], list[Any]]:
-    """Call each part with its own arguments."""
-    return lambda: [part(*arguments, **keywords) for part, (arguments, keywords) in zip(parts, given, strict=True)]
+def separate(parts: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
+    """Call each part with its own arguments, and ``before`` ahead of each."""
+
+    def run() -> list[Any]:
+        results = []
+        for part, (arguments, keywords) in zip(parts, given, strict=True):
+            before()
+            results.append(part(*arguments, **keywords))
+        return results
+
+    return run
 
 
 def is_chainable(captured: Captured) -> bool:
@@ -153,13 +161,14 @@ def first_tensor(result: Any) -> torch.Tensor | None:
     return result if isinstance(result, torch.Tensor) else None
 
 
-def chained(parts: list[nn.Module], given: list[Any]) -> Callable[[], list[Any]]:
-    """Call each part with what the one before returned for its first argument."""
+def chained(parts: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
+    """Call each part with what the one before returned for its first argument, and ``before`` ahead of each."""
     arguments, keywords = given[0]
 
     def run() -> list[Any]:
         x = arguments[0]
         for part in parts:
+            before()
             x = part(x, *arguments[1:], **keywords)
             x = x if isinstance(x, torch.Tensor) else x[0]
         return [x]

@@ -18,8 +18,11 @@ from calibrate.jobs import Job, chosen, job, missing, trace_jobs
 from calibrate.measuring import OUT_OF_MEMORY, Bench, failure, observe_jobs, time_jobs, unobserved
 from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Stopwatch
+from perfmodel.cost.host import host_costs
+from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.program import single_device_program
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
@@ -29,6 +32,7 @@ BUDGET_S = {"cuda": 170.0, "cpu": 110.0}  # of the general calibration
 KEPT_S = {"cuda": 35.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
+NEAR = 0.5  # of the device time: below, the device is what takes long
 SAME_MACHINE = ("device", "gpu", "cpu", "torch", "driver", "cuda", "cudnn")
 
 Wanted = list[tuple[Scenario, Trace, list[Job]]]  # with all jobs of the trace
@@ -268,12 +272,25 @@ class _Session:
         self.progress.stage(f"scenario {scenario.name}, host", None)
         known = self.draft.profile.host
         try:
-            found = measure_host_keys(trace, self.device, known, self._allow_import)
+            found = measure_host_keys(
+                trace, self.device, known, self._allow_import, self._host_decides(scenario, trace)
+            )
         except RuntimeError as error:
             self._lines.append(f"scenario {scenario.name}: its own host costs were not measured: {failure(error)}")
             return 0
         self.draft.update(host=dict(sorted((known | found).items())))
         return len(found)
+
+    def _host_decides(self, scenario: Scenario, trace: Trace) -> bool:
+        """Whether the step's host time, by general keys, comes near its device time: then its own batch is worth it."""
+        if self.device == "cpu":
+            return False
+        profile = self.draft.profile
+        program = single_device_program(trace)
+        host_s = host_costs(program, profile, scenario.precision).sum()
+        costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32)
+        device_s = sum(costs[operation].time_s for operation in program.instructions.a[program.instructions.launches])
+        return bool(host_s > NEAR * device_s)
 
     def _note(self, name: str, facts: dict[str, Any]) -> None:
         provenance = self.draft.profile.provenance

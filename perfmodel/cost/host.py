@@ -8,6 +8,7 @@ A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecor
     call, node                      what a call costs without its operators, and a node
     module, glue                    nn.Module.__call__, and the Python of a module around each call
     forward GPT2Block 5f3a9c01      a module, run alone, whose calls have that digest; also ``backward``
+    forward Block 0c41d8aa 16x128   the same on a batch of just this size, which goes before
     forward-own GPT2Model 0b1c2d3e  its own calls, its submodules replaced by their results; also ``backward-own``
     optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
     zero_grad, clip, scaler         likewise
@@ -109,10 +110,25 @@ def node_key(name: str, operators: Iterable[str]) -> str:
     return f"node {name}({','.join(operators)})"
 
 
+def batch_text(workload: dict[str, Any]) -> str:
+    """The size of one forward's input, as keys have it.
+
+    >>> batch_text({"batch": {"size": 16, "sequence_length": 128}})
+    '16x128'
+    """
+    sizes = (*workload.get("batch", {}).values(), workload.get("model", {}).get("image_size"))
+    return "x".join(str(size) for size in sizes if size is not None)
+
+
 def piece_key(
-    direction: str, piece: Piece, workload: dict[str, Any], flags: tuple[str, ...], accumulates: bool = False
+    direction: str,
+    piece: Piece,
+    workload: dict[str, Any],
+    flags: tuple[str, ...],
+    accumulates: bool = False,
+    batch: str = "",
 ) -> str:
-    """Of a module measured alone. direction: forward or backward.
+    """Of a module measured alone. direction: forward or backward. batch: what it ran on, if it was the workload's own.
 
     Checkpointed modules are other modules, and so are those whose backward adds to earlier gradients.
     """
@@ -121,7 +137,7 @@ def piece_key(
         flags = (*flags, "accumulate")
     checkpointing = str(workload.get("training", {}).get("activation_checkpointing", "none"))
     suffix = () if checkpointing == "none" else (f"checkpoint-{_word(checkpointing)}",)
-    return " ".join((f"{direction}{own}", piece.text, *flags, *suffix))
+    return " ".join((f"{direction}{own}", piece.text, *([batch] if batch else []), *flags, *suffix))
 
 
 def _word(text: str) -> str:
@@ -188,8 +204,12 @@ class _Costs:
         record: HostRecord | None = self.records.get(key)
         return None if record is None else record.time_s
 
-    def piece(self, direction: str, piece: Piece, accumulates: bool) -> float | None:
-        return self.exact(piece_key(direction, piece, self.workload, self.flags, accumulates))
+    def piece(self, direction: str, piece: Piece, accumulates: bool = False) -> HostRecord | None:
+        for batch in (batch_text(self.workload), ""):
+            found = self.records.get(piece_key(direction, piece, self.workload, self.flags, accumulates, batch))
+            if found is not None:
+                return found
+        return None
 
     def thing(self, thing: Thing) -> float:
         if thing.kind == "module":
@@ -245,14 +265,18 @@ def _event_seconds(structure: Structure, costs: _Costs) -> np.ndarray:
 def _scale_forward(event_s: np.ndarray, structure: Structure, costs: _Costs) -> None:
     pieces = structure.pieces
     estimated_s = np.bincount(structure.piece + 1, weights=event_s, minlength=len(pieces) + 1)[1:]
-    measured = [costs.piece("forward", piece, False) for piece in pieces]
     scale = np.ones(len(pieces) + 1)  # the last one is for events of no piece
+    warm: set[tuple[int, str]] = set()
     for index, piece in enumerate(pieces):
-        seconds = measured[index]
-        if seconds is None:
+        record = costs.piece("forward", piece)
+        if record is None:
             if piece.module < 0 and "amp" in costs.flags:
                 event_s[piece.first] += costs.seconds("autocast")
-        elif estimated_s[index] > 0:
+            continue
+        is_first = (piece.segment, piece.text) not in warm
+        warm.add((piece.segment, piece.text))
+        seconds = record.time_s + (record.cold_s if is_first else 0.0)
+        if estimated_s[index] > 0:
             scale[index] = max(seconds, 0.0) / estimated_s[index]
         else:
             event_s[piece.first] += max(seconds, 0.0)
@@ -265,16 +289,16 @@ def _scale_backward(event_s: np.ndarray, structure: Structure, costs: _Costs, in
     if segment.start == segment.stop:
         return
     part = event_s[segment.start : segment.stop]
-    forward = [
+    backward = [
         costs.piece("backward", piece, segment.micro_batch > 0)
         for piece in structure.pieces
         if structure.segments[piece.segment].micro_batch == segment.micro_batch
     ]
     estimated_s = float(part.sum())
-    if not forward or any(seconds is None for seconds in forward) or estimated_s == 0:
+    if not backward or None in backward or estimated_s == 0:
         part[0] += costs.seconds("backward")
         return
-    part *= max(sum(seconds for seconds in forward if seconds is not None), 0.0) / estimated_s
+    part *= max(sum(record.time_s for record in backward if record is not None), 0.0) / estimated_s
 
 
 _LISTS = {"zero_grad": "zero_grad", "clip": "clip"}

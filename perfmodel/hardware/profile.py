@@ -99,10 +99,12 @@ class HostRecord(_Section):
     """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`).
 
     All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's
-    seconds; its spread says how far the speed wandered.
+    seconds; its spread says how far the speed wandered. cold_s: what the first of several in a row take longer, all
+    together.
     """
 
     time_s: float
+    cold_s: NotNegative = 0.0
     spread: NotNegative = 0.0
     samples: int = 0
 

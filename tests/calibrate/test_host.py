@@ -209,8 +209,25 @@ def test_equal_modules_are_chained() -> None:
     given = [((x,), {}), ((torch.zeros(1, 3),), {})]
     captured = host_stubs.Captured(((x,), {}), parts[0](x))
     assert host_stubs.is_chainable(captured)
-    assert torch.equal(host_stubs.chained(parts, given)()[0], parts[1](parts[0](x)))
-    assert [y.tolist() for y in host_stubs.separate(parts, given)()] == [parts[0](x).tolist(), [[0, 0, 0]]]
+    before: list[str] = []
+    chain = host_stubs.chained(parts, given, lambda: before.append("chained"))
+    row = host_stubs.separate(parts, given, lambda: before.append("separate"))
+    assert torch.equal(chain()[0], parts[1](parts[0](x)))
+    assert [y.tolist() for y in row()] == [parts[0](x).tolist(), [[0, 0, 0]]]
+    assert before == ["chained", "chained", "separate", "separate"]
+
+
+def test_the_first_units_of_a_row_are_cold(monkeypatch, reference) -> None:
+    """Seconds 9 7 5 3 of the cold ones and 1 1 1 of the others: 1 each, and 8 + 6 + 4 + 2 more for all together."""
+    began_s = [0.0, 9.0, 16.0, 21.0, 24.0, 25.0, 26.0]
+    monkeypatch.setattr(host_modules.time, "perf_counter", lambda: 27.0)
+    monkeypatch.setattr(reference, "beat", lambda: None)
+    noted: list[float] = []
+    monkeypatch.setattr(reference, "note", lambda samples_s, seconds: noted.append(seconds))
+    bench = host_modules._Bench(trace_step(tiny()), "cpu", NO_OPERATORS, reference, False, own_batch=False)
+    monkeypatch.setattr(bench, "_prepare", lambda direction: None)
+    assert bench._time_forward(lambda: ["result"], host_modules._Samples(), began_s) == ["result"]
+    assert noted == [1.0, 20.0]
 
 
 @pytest.mark.parametrize("result", [torch.zeros(1, 4), torch.zeros(1, 3, dtype=torch.int64), None, ()])
@@ -313,11 +330,23 @@ def test_checkpointed_modules_have_keys_of_their_own(few_samples) -> None:
 
 def test_a_large_model_is_built_with_few_layers(monkeypatch) -> None:
     trace = trace_step(tiny(batch={"size": 5, "sequence_length": 8}))
-    assert host_modules._small_scenario(trace, "cpu").batch.size == 2
-    assert host_modules._small_scenario(trace, "cpu").model.layers == 2
+    assert host_modules._built_scenario(trace, "cpu", own_batch=False).batch.size == 2
+    assert host_modules._built_scenario(trace, "cpu", own_batch=False).model.layers == 2
     monkeypatch.setattr(host_modules, "MODEL_BYTES", {"cpu": 10})
     monkeypatch.setattr(host_modules, "FEW_LAYERS", 1)
-    assert host_modules._small_scenario(trace, "cpu").model.layers == 1
+    assert host_modules._built_scenario(trace, "cpu", own_batch=False).model.layers == 1
+
+
+def test_a_batch_of_its_own_is_in_the_keys(few_samples) -> None:
+    trace = trace_step(tiny(batch={"size": 3, "sequence_length": 8}))
+    assert host_modules._built_scenario(trace, "cpu", own_batch=True).batch.size == 3
+    known = {"reference": HostRecord(time_s=1e-3)}
+    found = host.measure_host_keys(trace, "cpu", known, own_batch=True)
+    modules = [key for key in found if key.startswith(("forward", "backward"))]
+    assert modules
+    assert [key for key in modules if not key.endswith(" 3x8")] == []
+    plain = host.measure_host_keys(trace, "cpu", known | found)
+    assert {f"{key} 3x8" for key in plain} == set(modules)
 
 
 def test_the_general_calibration_reports_its_progress_and_measures_every_kind(few_samples, monkeypatch) -> None:

@@ -27,7 +27,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid of six products and one host cost; every record is written down at once."""
     monkeypatch.setattr("calibrate.grid.grid_operations", lambda device: [(operation, False) for operation in GRID])
     monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: {"call": HostRecord(time_s=1e-6)})
-    monkeypatch.setattr("calibrate.host.measure_host_keys", lambda trace, device, known, allow_import: {})
+    monkeypatch.setattr("calibrate.host.measure_host_keys", lambda *arguments: {})
     monkeypatch.setattr(draft, "CHECKPOINT_S", 0.0)
     quick = Limits(fewest=3, most=3, fewest_long=3, most_long=3, sample_s=1e-4)
     monkeypatch.setattr(session, "CpuStopwatch", lambda: CpuStopwatch(quick))

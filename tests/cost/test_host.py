@@ -175,6 +175,25 @@ def test_measured_modules_scale_what_is_in_them() -> None:
     assert sum(found) == pytest.approx(2 * 18 + 3.5 + 30 + 40)
 
 
+def test_the_first_of_a_kind_is_cold_in_every_forward() -> None:
+    forward = [event for number in (1, 2) for event in module(number, call("linear", "mm"))]
+    program = program_of(("forward", 0, module(0, forward)), ("forward", 1, module(0, forward)))
+    block = structure_of(program.trace).pieces[-1]
+    key = piece_key("forward", block, {}, ())
+    records = {key: HostRecord(time_s=5 * US, cold_s=3 * US), "call linear(mm)": HostRecord(time_s=US)}
+    profile = profile_of({}).model_copy(update={"host": records})
+    assert host_costs(program, profile, "fp32").sum() == pytest.approx(2 * (3 + 5 + 5) * US)
+
+
+def test_what_was_measured_on_the_same_batch_goes_first() -> None:
+    program = program_of(("forward", 0, module(0, module(1, call("linear", "mm")))), batch={"size": 4})
+    block = structure_of(program.trace).pieces[-1]
+    plain, same, other = (piece_key("forward", block, {}, (), batch=batch) for batch in ("", "4", "8"))
+    records = {"call linear(mm)": 1, plain: 10, other: 20}
+    assert sum(costs_us(program, records)) == pytest.approx(10)
+    assert sum(costs_us(program, records | {same: 30})) == pytest.approx(30)
+
+
 def test_only_the_measured_modules_are_scaled() -> None:
     program = program_of(("forward", 0, model()))
     found = costs_us(program, {**ESTIMATES, keys_of(program)["Block"]: 18})
