@@ -62,7 +62,12 @@ def measure_host(device: str, progress: Progress | None = None) -> dict[str, Hos
 
 
 def measure_host_keys(
-    trace: Trace, device: str, known: dict[str, HostRecord], allow_import: bool = False, own_batch: bool = False
+    trace: Trace,
+    precision: str,
+    device: str,
+    known: dict[str, HostRecord],
+    allow_import: bool = False,
+    own_batch: bool = False,
 ) -> dict[str, HostRecord]:
     """Host records of the trace's own modules and optimizer that are not ``known`` yet.
 
@@ -80,7 +85,7 @@ def measure_host_keys(
         reference = HostReference(device, known[REFERENCE].time_s if REFERENCE in known else None)
         times = OperatorTimes(device, reference)
         found = measure_trace_lists(trace, device, known, times, reference)
-        found |= measure_pieces(trace, device, known, times, reference, allow_import, own_batch)
+        found |= measure_pieces(trace, precision, device, known, times, reference, allow_import, own_batch)
         if REFERENCE in known or not found:
             return found
         return found | {REFERENCE: reference.record().model_copy(update={"time_s": reference.reference_s})}

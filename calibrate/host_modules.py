@@ -12,7 +12,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +42,11 @@ from calibrate.host_timing import (
     time_backward,
     timed,
 )
-from perfmodel.cost.host import AMP, NO_GRAD, batch_text, key_flags, piece_key
+from perfmodel.cost.host import AMP, NO_GRAD, key_flags, piece_key
 from perfmodel.cost.host_structure import Piece, structure_of
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.workload.models.build import build_module, make_inputs
-from perfmodel.workload.models.step import TrainingStep
+from perfmodel.workload.models.step import TrainingStep, precision_switches
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 
@@ -60,6 +60,7 @@ COLD_UNITS = 4  # at the start of a row, until the code is in the processor's ca
 
 def measure_pieces(
     trace: Trace,
+    precision: str,
     device: str,
     known: dict[str, HostRecord],
     times: OperatorTimes,
@@ -72,16 +73,17 @@ def measure_pieces(
     own_batch: on the trace's batch, and under keys that say so, since libraries choose other kernels for few samples;
     else on few.
     """
-    batch = batch_text(trace.workload) if own_batch else ""
-    wanted = _wanted(trace, known, batch)
+    wanted = _wanted(trace, key_flags(trace.workload, precision), known, own_batch)
     if not wanted:
         return {}
     found: dict[str, HostRecord] = {}
-    with suppress(torch.OutOfMemoryError):  # what does not fit stays estimated from its calls
-        bench = _Bench(trace, device, times, reference, allow_import, own_batch)
+    with suppress(torch.OutOfMemoryError), ExitStack() as stack:  # what does not fit stays estimated from its calls
+        scenario = _built_scenario(trace, precision, device, own_batch)
+        stack.enter_context(precision_switches(scenario))
+        bench = _Bench(trace, scenario, device, times, reference, allow_import, own_batch)
         for (piece, accumulates), records in zip(wanted, bench.measure(wanted), strict=True):
             for direction, value in records.items():
-                key = piece_key(direction, piece, trace.workload, bench.flags, accumulates, batch)
+                key = piece_key(direction, piece, trace.workload, bench.flags, accumulates, own_batch)
                 if key not in known:
                     found.setdefault(key, value)
     return found
@@ -90,26 +92,28 @@ def measure_pieces(
 Wanted = list[tuple[Piece, bool]]
 
 
-def _wanted(trace: Trace, known: dict[str, HostRecord], batch: str) -> Wanted:
+def _wanted(trace: Trace, flags: tuple[str, ...], known: dict[str, HostRecord], own_batch: bool) -> Wanted:
     """One of each kind. The flag: its gradients are added to those of an earlier micro-batch."""
     structure = structure_of(trace)
-    flags = key_flags(trace.workload, trace.workload["precision"])
     directions = ("forward",) if NO_GRAD in flags else ("forward", "backward")
     found: dict[str, tuple[Piece, bool]] = {}
     for piece in structure.pieces:
         accumulates = structure.segments[piece.segment].micro_batch > 0
-        keys = [piece_key(direction, piece, trace.workload, flags, accumulates, batch) for direction in directions]
+        keys = [piece_key(direction, piece, trace.workload, flags, accumulates, own_batch) for direction in directions]
         if any(key not in known for key in keys):
             found.setdefault(keys[-1], (piece, accumulates))
     return list(found.values())
 
 
-def _built_scenario(trace: Trace, device: str, own_batch: bool) -> Scenario:
-    """The trace's scenario, on few samples if it may be, and with few layers where it is large."""
+def _built_scenario(trace: Trace, precision: str, device: str, own_batch: bool) -> Scenario:
+    """The trace's scenario in this precision (TF32 is traced as fp32), on few samples or its own batch, and with few
+    layers where it is large.
+    """
     section = trace.workload["model"]
     if section.get("family") is not None:
         section = {name: value for name, value in section.items() if name not in TARGET_KEYS}
-    scenario = Scenario.model_validate({**trace.workload, "model": section, "hardware": {"profile": "any"}})
+    given = {**trace.workload, "model": section, "precision": precision, "hardware": {"profile": "any"}}
+    scenario = Scenario.model_validate(given)
     samples = scenario.batch.size if own_batch else min(scenario.batch.size, FEW_SAMPLES)
     batch = scenario.batch.model_copy(update={"size": samples})
     model = scenario.model
@@ -164,6 +168,7 @@ class _Bench:
     def __init__(
         self,
         trace: Trace,
+        scenario: Scenario,
         device: str,
         times: OperatorTimes,
         reference: HostReference,
@@ -171,9 +176,9 @@ class _Bench:
         own_batch: bool,
     ) -> None:
         self.trace, self.device, self.times, self.allow_import = trace, device, times, allow_import
-        self.reference = reference
-        self.scenario = _built_scenario(trace, device, own_batch)
-        self.flags = key_flags(trace.workload, self.scenario.precision)
+        self.reference, self.own_batch = reference, own_batch
+        self.scenario = scenario
+        self.flags = key_flags(trace.workload, scenario.precision)
         self.with_grad = NO_GRAD not in self.flags
         with torch.device(device):
             self.model = build_module(self.scenario, allow_import)
@@ -186,11 +191,12 @@ class _Bench:
         self._around = self._largest_unit([trace.modules[piece.module][0] for piece in pieces if piece.kind == "unit"])
         self.occurrences: dict[str, dict[str, None]] = {}  # each name once, though every micro-batch calls it
         for piece in pieces:
-            self.occurrences.setdefault(piece.text, {})[trace.modules[piece.module][0]] = None
+            self.occurrences.setdefault(piece.text(own_batch), {})[trace.modules[piece.module][0]] = None
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
-        with torch.set_grad_enabled(self.with_grad), autocast(self.device, AMP in self.flags):
+        dtype = torch.float16 if self.scenario.precision == "amp-fp16" else torch.bfloat16
+        with torch.set_grad_enabled(self.with_grad), autocast(self.device, AMP in self.flags, dtype):
             yield
 
     def _call(self, step: TrainingStep) -> Any:
@@ -241,7 +247,7 @@ class _Bench:
         if name not in self.captured:
             return None
         if piece.kind == "unit":
-            alike = [each for each in self.occurrences[piece.text] if each in self.captured]
+            alike = [each for each in self.occurrences[piece.text(self.own_batch)] if each in self.captured]
             return self._unit_timer(alike, accumulates)
         return self._own_timer(name)
 

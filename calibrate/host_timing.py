@@ -44,9 +44,9 @@ def no_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def autocast(device: str, enabled: bool) -> AbstractContextManager[Any]:
-    """Forward under bfloat16 autocast, or not."""
-    return torch.autocast(device, torch.bfloat16) if enabled else nullcontext()
+def autocast(device: str, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[Any]:
+    """Forward under autocast, or not."""
+    return torch.autocast(device, dtype) if enabled else nullcontext()
 
 
 def record(values_s: list[float], base_s: float = 0.0, per: float = 1.0) -> HostRecord:

@@ -272,9 +272,8 @@ class _Session:
         self.progress.stage(f"scenario {scenario.name}, host", None)
         known = self.draft.profile.host
         try:
-            found = measure_host_keys(
-                trace, self.device, known, self._allow_import, self._host_decides(scenario, trace)
-            )
+            own_batch = self._host_decides(scenario, trace)
+            found = measure_host_keys(trace, scenario.precision, self.device, known, self._allow_import, own_batch)
         except RuntimeError as error:
             self._lines.append(f"scenario {scenario.name}: its own host costs were not measured: {failure(error)}")
             return 0

@@ -8,15 +8,16 @@ A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecor
     call, node                      what a call costs without its operators, and a node
     module, glue                    nn.Module.__call__, and the Python of a module around each call
     forward GPT2Block 5f3a9c01      a module, run alone, whose calls have that digest; also ``backward``
-    forward Block 0c41d8aa 16x128   the same on a batch of just this size, which goes before
+    forward Block 0c41 77ab02fe     the same on tensors of just these shapes and types, which goes before
     forward-own GPT2Model 0b1c2d3e  its own calls, its submodules replaced by their results; also ``backward-own``
     optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
     zero_grad, clip, scaler         likewise
     backward, autocast              Tensor.backward() around its nodes; entering and leaving autocast
     reference                       the fixed work by whose speed on this host all of these were measured
 
-`` amp`` ends a key measured under autocast, `` no-grad`` one measured without recording for backward. On a CPU, where
-operator times contain their dispatch, every key holds what comes on top of its operators.
+`` amp`` ends a key measured under autocast, `` tf32`` one measured with TF32 products, `` no-grad`` one measured
+without recording for backward. On a CPU, where operator times contain their dispatch, every key holds what comes on top
+of its operators.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from perfmodel.program.program import Program
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
-AMP, NO_GRAD = "amp", "no-grad"
+AMP, TF32, NO_GRAD = "amp", "tf32", "no-grad"
 REFERENCE = "reference"
 LEAST_SPREAD = 0.05  # of a host's speed, relative
 
@@ -92,8 +93,8 @@ def key_flags(workload: dict[str, Any], precision: str) -> tuple[str, ...]:
     >>> key_flags({"mode": "forward"}, "amp-bf16")
     ('amp', 'no-grad')
     """
-    amp = (AMP,) if precision.startswith("amp") else ()
-    return amp + ((NO_GRAD,) if workload.get("mode") == "forward" else ())
+    kind = (AMP,) if precision.startswith("amp") else (TF32,) if precision == "tf32" else ()
+    return kind + ((NO_GRAD,) if workload.get("mode") == "forward" else ())
 
 
 def call_key(name: str, operators: Iterable[str], flags: tuple[str, ...] = ()) -> str:
@@ -110,25 +111,15 @@ def node_key(name: str, operators: Iterable[str]) -> str:
     return f"node {name}({','.join(operators)})"
 
 
-def batch_text(workload: dict[str, Any]) -> str:
-    """The size of one forward's input, as keys have it.
-
-    >>> batch_text({"batch": {"size": 16, "sequence_length": 128}})
-    '16x128'
-    """
-    sizes = (*workload.get("batch", {}).values(), workload.get("model", {}).get("image_size"))
-    return "x".join(str(size) for size in sizes if size is not None)
-
-
 def piece_key(
     direction: str,
     piece: Piece,
     workload: dict[str, Any],
     flags: tuple[str, ...],
     accumulates: bool = False,
-    batch: str = "",
+    with_shapes: bool = False,
 ) -> str:
-    """Of a module measured alone. direction: forward or backward. batch: what it ran on, if it was the workload's own.
+    """Of a module measured alone. direction: forward or backward. with_shapes: on the workload's own batch.
 
     Checkpointed modules are other modules, and so are those whose backward adds to earlier gradients.
     """
@@ -137,7 +128,7 @@ def piece_key(
         flags = (*flags, "accumulate")
     checkpointing = str(workload.get("training", {}).get("activation_checkpointing", "none"))
     suffix = () if checkpointing == "none" else (f"checkpoint-{_word(checkpointing)}",)
-    return " ".join((f"{direction}{own}", piece.text, *([batch] if batch else []), *flags, *suffix))
+    return " ".join((f"{direction}{own}", piece.text(with_shapes), *flags, *suffix))
 
 
 def _word(text: str) -> str:
@@ -205,8 +196,8 @@ class _Costs:
         return None if record is None else record.time_s
 
     def piece(self, direction: str, piece: Piece, accumulates: bool = False) -> HostRecord | None:
-        for batch in (batch_text(self.workload), ""):
-            found = self.records.get(piece_key(direction, piece, self.workload, self.flags, accumulates, batch))
+        for with_shapes in (True, False):
+            found = self.records.get(piece_key(direction, piece, self.workload, self.flags, accumulates, with_shapes))
             if found is not None:
                 return found
         return None
@@ -273,8 +264,8 @@ def _scale_forward(event_s: np.ndarray, structure: Structure, costs: _Costs) -> 
             if piece.module < 0 and "amp" in costs.flags:
                 event_s[piece.first] += costs.seconds("autocast")
             continue
-        is_first = (piece.segment, piece.text) not in warm
-        warm.add((piece.segment, piece.text))
+        is_first = (piece.segment, piece.text()) not in warm
+        warm.add((piece.segment, piece.text()))
         seconds = record.time_s + (record.cold_s if is_first else 0.0)
         if estimated_s[index] > 0:
             scale[index] = max(seconds, 0.0) / estimated_s[index]

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
 
 UNIT_CALLS = 120  # a module with more calls inside is a container: its submodules are measured one by one
@@ -42,20 +43,20 @@ class Thing(NamedTuple):
 class Piece(NamedTuple):
     """A module that runs as a whole (unit), or what a container, or the step around the model, runs itself (own).
 
-    module: index into the trace's modules, -1 for the step. segment: index into the step's segments. first: its first
-    event.
+    digest: of its calls. shapes: digest of the operators in it with the shapes and types of what they work on. module:
+    index into the trace's modules, -1 for the step. segment: index into the step's segments. first: its first event.
     """
 
     kind: Literal["unit", "own"]
     class_name: str
     digest: str
+    shapes: str
     module: int
     segment: int
     first: int
 
-    @property
-    def text(self) -> str:
-        return f"{self.class_name} {self.digest}"
+    def text(self, with_shapes: bool = False) -> str:
+        return " ".join((self.class_name, self.digest, *([self.shapes] if with_shapes else [])))
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class _Finder:
         self.pieces: list[Piece] = []
         self.launches = [operation.runs_on_device for operation in trace.operations]
         self.names = [operation.base_name for operation in trace.operations]
+        self.keys = [kernel_key(operation) for operation in trace.operations]
 
     def find(self) -> Structure:
         for index, part in enumerate(self.trace.steady.segments):
@@ -247,4 +249,10 @@ class _Finder:
 
     def _claim(self, kind: Literal["unit", "own"], frame: _Frame, digest: str, segment: int) -> None:
         self.piece[frame.start : frame.stop] = len(self.pieces)
-        self.pieces.append(Piece(kind, frame.class_name, digest, frame.module, segment, frame.start))
+        shapes = self._shapes(frame.start, frame.stop)
+        self.pieces.append(Piece(kind, frame.class_name, digest, shapes, frame.module, segment, frame.start))
+
+    def _shapes(self, start: int, stop: int) -> str:
+        operators = self.trace.steady.kind[start:stop] == EventKind.OP
+        numbers = np.unique(self.trace.steady.a[start:stop][operators])
+        return _digest(sorted(self.keys[number] for number in numbers.tolist()))

@@ -15,6 +15,7 @@ from calibrate.host_records import Case, call_records, node_records
 from calibrate.host_reference import HostReference
 from calibrate.host_timing import OperatorTimes, Seen, Work, observe
 from perfmodel.cost.host import host_costs, list_key
+from perfmodel.cost.host_structure import structure_of
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.workload.ops import TensorSpec
@@ -224,7 +225,7 @@ def test_the_first_units_of_a_row_are_cold(monkeypatch, reference) -> None:
     monkeypatch.setattr(reference, "beat", lambda: None)
     noted: list[float] = []
     monkeypatch.setattr(reference, "note", lambda samples_s, seconds: noted.append(seconds))
-    bench = host_modules._Bench(trace_step(tiny()), "cpu", NO_OPERATORS, reference, False, own_batch=False)
+    bench = host_modules._Bench(trace_step(tiny()), tiny(), "cpu", NO_OPERATORS, reference, False, own_batch=False)
     monkeypatch.setattr(bench, "_prepare", lambda direction: None)
     assert bench._time_forward(lambda: ["result"], host_modules._Samples(), began_s) == ["result"]
     assert noted == [1.0, 20.0]
@@ -272,7 +273,9 @@ def classes_of(records: dict[str, HostRecord]) -> list[str]:
 
 
 def measured(trace: Trace) -> dict[str, HostRecord]:
-    return host.measure_host_keys(trace, "cpu", {"reference": HostRecord(time_s=1e-3)})
+    return host.measure_host_keys(
+        trace, str(trace.workload["precision"]), "cpu", {"reference": HostRecord(time_s=1e-3)}
+    )
 
 
 def test_a_trace_s_modules_and_loops_are_measured_once(few_samples) -> None:
@@ -287,9 +290,9 @@ def test_a_trace_s_modules_and_loops_are_measured_once(few_samples) -> None:
     loops = [f"{prefix} {count}" for prefix in ("zero_grad", "clip", "optimizer adamw foreach")]
     assert classes_of(records) == sorted([*directions, *own, *later, *loops])
     assert all(math.isfinite(record.time_s) for record in records.values())
-    again = host.measure_host_keys(trace, "cpu", {})
+    again = host.measure_host_keys(trace, str(trace.workload["precision"]), "cpu", {})
     assert again.keys() == records.keys() | {"reference"}
-    assert host.measure_host_keys(trace, "cpu", again) == {}
+    assert host.measure_host_keys(trace, str(trace.workload["precision"]), "cpu", again) == {}
 
 
 def test_what_was_measured_is_what_the_step_costs(few_samples) -> None:
@@ -330,23 +333,31 @@ def test_checkpointed_modules_have_keys_of_their_own(few_samples) -> None:
 
 def test_a_large_model_is_built_with_few_layers(monkeypatch) -> None:
     trace = trace_step(tiny(batch={"size": 5, "sequence_length": 8}))
-    assert host_modules._built_scenario(trace, "cpu", own_batch=False).batch.size == 2
-    assert host_modules._built_scenario(trace, "cpu", own_batch=False).model.layers == 2
+    assert host_modules._built_scenario(trace, "fp32", "cpu", own_batch=False).batch.size == 2
+    assert host_modules._built_scenario(trace, "fp32", "cpu", own_batch=False).model.layers == 2
     monkeypatch.setattr(host_modules, "MODEL_BYTES", {"cpu": 10})
     monkeypatch.setattr(host_modules, "FEW_LAYERS", 1)
-    assert host_modules._built_scenario(trace, "cpu", own_batch=False).model.layers == 1
+    assert host_modules._built_scenario(trace, "fp32", "cpu", own_batch=False).model.layers == 1
 
 
 def test_a_batch_of_its_own_is_in_the_keys(few_samples) -> None:
     trace = trace_step(tiny(batch={"size": 3, "sequence_length": 8}))
-    assert host_modules._built_scenario(trace, "cpu", own_batch=True).batch.size == 3
+    assert host_modules._built_scenario(trace, "fp32", "cpu", own_batch=True).batch.size == 3
     known = {"reference": HostRecord(time_s=1e-3)}
-    found = host.measure_host_keys(trace, "cpu", known, own_batch=True)
+    found = host.measure_host_keys(trace, str(trace.workload["precision"]), "cpu", known, own_batch=True)
     modules = [key for key in found if key.startswith(("forward", "backward"))]
-    assert modules
-    assert [key for key in modules if not key.endswith(" 3x8")] == []
-    plain = host.measure_host_keys(trace, "cpu", known | found)
-    assert {f"{key} 3x8" for key in plain} == set(modules)
+    plain = host.measure_host_keys(trace, str(trace.workload["precision"]), "cpu", known | found)
+    assert {key for key in plain if key.startswith("forward ")} == {
+        f"forward {piece.text()}" for piece in structure_of(trace).pieces if piece.kind == "unit"
+    }
+    assert {key for key in modules if key.startswith("forward ")} == {
+        f"forward {piece.text(with_shapes=True)}" for piece in structure_of(trace).pieces if piece.kind == "unit"
+    }
+
+
+def test_tf32_is_measured_as_such_though_traced_as_fp32(few_samples) -> None:
+    found = host.measure_host_keys(trace_step(tiny()), "tf32", "cpu", {"reference": HostRecord(time_s=1e-3)})
+    assert "forward Block tf32" in classes_of(found)
 
 
 def test_the_general_calibration_reports_its_progress_and_measures_every_kind(few_samples, monkeypatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -185,13 +187,26 @@ def test_the_first_of_a_kind_is_cold_in_every_forward() -> None:
     assert host_costs(program, profile, "fp32").sum() == pytest.approx(2 * (3 + 5 + 5) * US)
 
 
-def test_what_was_measured_on_the_same_batch_goes_first() -> None:
-    program = program_of(("forward", 0, module(0, module(1, call("linear", "mm")))), batch={"size": 4})
+def test_what_was_measured_on_the_same_shapes_goes_first() -> None:
+    program = program_of(("forward", 0, module(0, module(1, call("linear", "mm")))))
     block = structure_of(program.trace).pieces[-1]
-    plain, same, other = (piece_key("forward", block, {}, (), batch=batch) for batch in ("", "4", "8"))
+    plain, same = (piece_key("forward", block, {}, (), with_shapes=with_shapes) for with_shapes in (False, True))
+    other = piece_key("forward", block._replace(shapes="other"), {}, (), with_shapes=True)
     records = {"call linear(mm)": 1, plain: 10, other: 20}
     assert sum(costs_us(program, records)) == pytest.approx(10)
     assert sum(costs_us(program, records | {same: 30})) == pytest.approx(30)
+
+
+def test_shapes_and_tf32_tell_pieces_apart() -> None:
+    program = program_of(("forward", 0, module(0, module(1, call("linear", "mm")), module(2, call("linear", "mm")))))
+    assert len({piece.shapes for piece in structure_of(program.trace).pieces if piece.kind == "unit"}) == 1
+    matrix = TensorSpec.parse("float32[8,8]")
+    operations = tuple(replace(operation, inputs=(matrix, matrix)) for operation in program.trace.operations)
+    wide = replace(program.trace, operations=operations, steady=replace(program.trace.steady))
+    last = [structure_of(trace).pieces[-1] for trace in (program.trace, wide)]
+    assert len({piece.shapes for piece in last}) == 2
+    assert len({piece.text() for piece in last}) == 1
+    assert piece_key("forward", last[0], {}, key_flags({}, "tf32")) == f"{piece_key('forward', last[0], {}, ())} tf32"
 
 
 def test_only_the_measured_modules_are_scaled() -> None:
