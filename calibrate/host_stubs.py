@@ -126,7 +126,8 @@ class StubModel(nn.Module):
     def _own(self, item: Any) -> Any:
         if not (isinstance(item, torch.Tensor) and item.requires_grad):
             return item
-        self._leaves.append(nn.Parameter(item.detach().clone()))
+        dtype = torch.bfloat16 if item.dtype == torch.float16 else item.dtype  # a scaler takes no float16 parameters
+        self._leaves.append(nn.Parameter(item.detach().clone().to(dtype)))
         return self._leaves[-1]
 
     def forward(self, **inputs: Any) -> Any:

@@ -355,6 +355,11 @@ def test_a_batch_of_its_own_is_in_the_keys(few_samples) -> None:
     }
 
 
+def test_float16_under_a_scaler_is_measured(few_samples) -> None:
+    found = classes_of(measured(trace_step(tiny(precision="amp-fp16"))))
+    assert {"forward Block amp", "backward Block amp", "backward-own step amp"} <= set(found)
+
+
 def test_tf32_is_measured_as_such_though_traced_as_fp32(few_samples) -> None:
     found = host.measure_host_keys(trace_step(tiny()), "tf32", "cpu", {"reference": HostRecord(time_s=1e-3)})
     assert "forward Block tf32" in classes_of(found)
