@@ -19,6 +19,7 @@ from perfmodel.simulate.memory import simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
+from perfmodel.units import format_share
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
@@ -157,12 +158,13 @@ def _bottleneck(
         return "nothing runs on the device"
     if host_limited_s > total / 2:
         waiting = breakdown["host_bound_s"] / total
-        return f"the host: {min(host_limited_s / total, 1):.0%} of the step follows it, the device waits {waiting:.0%}"
+        follows, waits = format_share(min(host_limited_s / total, 1)), format_share(waiting)
+        return f"the host: {follows} of the step follows it, the device waits {waits}"
     by_kind: Counter[str] = Counter()
     for use in kernels:
         by_kind[use.cost.kind] += use.total_s  # type: ignore[assignment]
     kind, seconds = by_kind.most_common(1)[0]
-    return f"the device: {kind.replace('_', ' ')} kernels take {seconds / total:.0%} of the step"
+    return f"the device: {kind.replace('_', ' ')} kernels take {format_share(seconds / total)} of the step"
 
 
 def _provenance(kernels: tuple[KernelUse, ...]) -> dict[str, float]:
@@ -189,12 +191,12 @@ def _warnings(kernels: tuple[KernelUse, ...], profile: Profile) -> tuple[str, ..
     shares = _provenance(kernels)
     if shares["roofline"] > 0.01:
         found.append(
-            f"{shares['roofline']:.0%} of the device time is from a roofline: run `perfmodel "
+            f"{format_share(shares['roofline'])} of the device time is from a roofline: run `perfmodel "
             f"calibrate --scenario` on this machine"
         )
     elif shares["curve"] > 0.05:
         found.append(
-            f"{shares['curve']:.0%} of the device time is from fitted curves: `perfmodel calibrate "
+            f"{format_share(shares['curve'])} of the device time is from fitted curves: `perfmodel calibrate "
             f"--scenario` measures the exact kernels"
         )
     unstable = [use.key for use in kernels if use.key in profile.unstable]

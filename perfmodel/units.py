@@ -64,3 +64,12 @@ def format_flops_per_s(value_flops_per_s: float) -> str:
         value_flops_per_s,
         [(1e15, "PFLOP/s")] if value_flops_per_s >= 1e16 else [(1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1, "FLOP/s")],
     )
+
+
+def format_share(share: float, decimals: int = 0) -> str:
+    """A part of a whole in per cent.
+
+    >>> format_share(0.864)
+    '86 %'
+    """
+    return f"{100 * share:.{decimals}f} %"

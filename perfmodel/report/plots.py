@@ -12,7 +12,7 @@ from perfmodel.report.operators import seconds_by_kind, use_by_operation
 from perfmodel.report.text import LEAST_SHARE, describe, parts_of
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import KernelUse, Prediction
-from perfmodel.units import GIB, MS, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
+from perfmodel.units import GIB, MS, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
 from perfmodel.workload.trace_file import StorageKind
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _horizontal_bars(ax: Axes | None, parts: dict[str, float], total_s: float, c
     ax = axes_or_new(ax)
     values_ms = [seconds / MS for seconds in parts.values()]
     bars = ax.barh(list(parts), values_ms, color=colours)
-    labels = [f" {format_seconds(seconds)}, {seconds / total_s:.1%}".replace("%", " %") for seconds in parts.values()]
+    labels = [f" {format_seconds(seconds)}, {format_share(seconds / total_s, 1)}" for seconds in parts.values()]
     ax.bar_label(bars, labels)
     ax.invert_yaxis()
     ax.set_xlim(0, 1.3 * max(values_ms, default=1.0))
@@ -180,7 +180,7 @@ def plot_roofline(prediction: Prediction, ax: Axes | None = None) -> Axes:
     ax.set_yscale("log")
     _draw_roofs(ax, prediction, shown)
     hidden = 1 - sum(use.total_s for use in shown) / busy_s
-    ax.set_title(f"{hidden:.0%} of the device's time is in kernels without arithmetic".replace("%", " %"))
+    ax.set_title(f"{format_share(hidden)} of the device's time is in kernels without arithmetic")
     ax.set_xlabel("arithmetic intensity, FLOP a byte")
     ax.set_ylabel("FLOP/s")
     _kind_legend(
