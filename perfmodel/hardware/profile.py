@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files import read_json, upgrade, write_atomically
+from perfmodel.hardware.interconnect import ContentionRecord, Interconnect, TransferRecord
 
 # Format history
 # 1  first
@@ -143,7 +144,10 @@ class Power(_Section):
 
 
 class Profile(_Section):
-    """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured."""
+    """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
+
+    interconnects: by name. interconnect: the name of the machine's own.
+    """
 
     version: Literal[1] = 1
     name: str
@@ -157,6 +161,10 @@ class Profile(_Section):
     curves: dict[str, CurveRecord] = {}
     memory: MemoryConstants = MemoryConstants()
     power: Power = Power()
+    interconnects: dict[str, Interconnect] = {}
+    interconnect: str | None = None
+    transfers: dict[str, TransferRecord] = {}
+    contention: dict[str, ContentionRecord] = {}
     unstable: tuple[str, ...] = ()
 
     @property

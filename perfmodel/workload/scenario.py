@@ -88,8 +88,16 @@ class TrainingSection(_Section):
 
 
 class ParallelismSection(_Section):
+    """dp: data-parallel ranks. strategy: naive (all-reduce of each gradient after backward), flat (one of all
+    gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 to zero3.
+    bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1.
+    """
+
     dp: Count = 1
     strategy: Literal["none", "naive", "flat", "overlap", "ddp", "zero1", "zero2", "zero3"] = "none"
+    bucket_cap_mb: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
 
 
 class HardwareSection(_Section):

@@ -1,0 +1,114 @@
+"""What connects the ranks of a machine, as it was measured: collectives, host calls, transfers, contention.
+
+A machine may be wired in several ways (``nvlink`` as it is, ``host-memory`` with peer copies switched off, ``two-nodes``
+over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CollectiveRecord(_Section):
+    """One collective of one size on an otherwise idle machine (keys: :func:`collective_key`).
+
+    time_s: median seconds from the last rank's arrival to its end; None where it failed. spread: relative. origin:
+    ``grid`` or ``scenario``, which asked for just this size. error: why there is no time.
+    """
+
+    time_s: Positive | None = None
+    spread: NotNegative = 0.0
+    samples: int = 0
+    origin: Literal["grid", "scenario"] = "grid"
+    error: str | None = None
+
+
+class CollectiveSegment(_Section):
+    """A stretch of sizes that one protocol serves: seconds = alpha_s + beta_s_per_byte x bytes, with standard errors.
+
+    least_bytes, most_bytes: the sizes it was fitted on; the first segment also serves smaller ones, the last larger.
+    """
+
+    least_bytes: int
+    most_bytes: int
+    alpha_s: float
+    beta_s_per_byte: NotNegative
+    alpha_error_s: NotNegative = 0.0
+    beta_error_s_per_byte: NotNegative = 0.0
+    points: int = 0
+
+
+class CallRecord(_Section):
+    """Host seconds of one call: ``all_reduce``, ``all_reduce async``, ``wait``; of DDP: ``ddp forward`` (a step),
+    ``ddp parameter``, ``ddp bucket``. At the speed of the profile's host key ``reference``.
+    """
+
+    time_s: float
+    spread: NotNegative = 0.0
+    samples: int = 0
+
+
+class Interconnect(_Section):
+    """One way in which the ranks of the machine are wired.
+
+    environment: the variables that make it so. nodes: as the library sees it. collectives: by key. segments: by
+    ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
+    allocator that one rank's communicator takes, by number of ranks. host: by call.
+    """
+
+    backend: Literal["nccl", "gloo"]
+    environment: dict[str, str] = {}
+    nodes: Annotated[int, Field(ge=1)] = 1
+    collectives: dict[str, CollectiveRecord] = {}
+    segments: dict[str, tuple[CollectiveSegment, ...]] = {}
+    communicator_bytes: dict[str, int] = {}
+    host: dict[str, CallRecord] = {}
+
+
+class TransferRecord(_Section):
+    """A copy between host and device, or two devices, of one size: ``h2d pinned 1048576``, ``d2h pageable ...``, ``both
+    pinned ...`` (h2d and d2h at once, each of that size), ``p2p 1048576``. time_s: seconds until it, or both, ended.
+    """
+
+    time_s: Positive | None = None
+    spread: NotNegative = 0.0
+    samples: int = 0
+    error: str | None = None
+
+
+class ContentionRecord(_Section):
+    """A kernel and a collective running at once, each repeated without pause (``gemm_fp32 all_reduce 4 26214400``).
+
+    compute_factor: time of the kernel beside the collective over its time alone. communication_factor: likewise the
+    collective's. compute_s, communication_s: times alone. spread: the larger relative one.
+    """
+
+    compute_factor: Positive
+    communication_factor: Positive
+    compute_s: Positive
+    communication_s: Positive
+    spread: NotNegative = 0.0
+    samples: int = 0
+
+
+def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:
+    """The text under which an :class:`Interconnect` keeps a collective.
+
+    size_bytes is what nccl-tests calls size: the tensor for all_reduce and broadcast, the whole output of all_gather,
+    the whole input of reduce_scatter and of all_to_all on one rank, the message of send_recv.
+
+    >>> collective_key("all_reduce", 4, "float32", 26214400)
+    'all_reduce 4 float32 26214400'
+    """
+    return f"{kind} {ranks} {dtype} {size_bytes}"
