@@ -6,29 +6,35 @@ from collections import Counter
 
 import numpy as np
 
+from perfmodel.cost.collectives import CollectiveCost, collective_cost
+from perfmodel.cost.contention import slowdowns
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.cost.residency import resident_shares
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import Program, single_device_program
-from perfmodel.simulate.engine import launched_positions, simulate, simulate_one_clock, step_work
+from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.program import Collective, Program
+from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
 from perfmodel.units import format_share
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
 from perfmodel.workload.trace_store import get_trace
 
 __all__ = ["predict"]
 
 # Which part of the step a phase's device time is counted in.
-PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s"}
+PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s", "reduce": "backward_s"}
+PREDICTED = ("none", "naive", "flat", "overlap", "ddp")
 
 
 def predict(
@@ -53,13 +59,16 @@ def predict(
     """
     check_supported(scenario, profile)
     trace = get_trace(scenario, allow_import=allow_import)
-    program = single_device_program(trace, scenario.training.gradient_accumulation)
-    costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32, exact=exact)
+    program = data_parallel_program(scenario, trace)
+    costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
+    interconnect = interconnect_of(scenario, profile)
+    collectives = [_collective_cost(each, interconnect, exact) for each in program.collectives]
     slowness, spread = host_slowness(profile, host_reference_s), host_spread(profile)
-    timeline = _timeline(program, costs, profile, scenario, slowness)
-    slower = _timeline(program, costs, profile, scenario, slowness * (1 + spread))
-    host_term_s = max(slower.step_time_s - timeline.step_time_s, 0.0)
-    kernels = _kernel_uses(timeline, trace, costs, scenario)
+    step = _Step(program, costs, collectives, profile, scenario, interconnect)
+    timeline = step.timeline(slowness)
+    host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
+    wire_term_s = step.wire_term_s(slowness, timeline)
+    kernels = _kernel_uses(timeline, program, costs, scenario)
     breakdown = _breakdown(timeline)
     return Prediction(
         scenario=scenario,
@@ -67,12 +76,13 @@ def predict(
         program=program,
         timeline=timeline,
         memory=simulate_memory(program, profile, scenario.matmul_tf32) if profile.device.kind == "cuda" else None,
-        interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s),
+        interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s),
         kernels=kernels,
         breakdown=breakdown,
         bottleneck=_bottleneck(timeline.step_time_s, breakdown, kernels, host_term_s / spread),
         provenance=_provenance(kernels),
         model_flops=_model_flops(timeline, program),
+        communication_bytes=_communication_bytes(timeline, program),
         warnings=_warnings(kernels, profile),
     )
 
@@ -85,31 +95,90 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
             f"{scenario.hardware.gpus})."
             " Use fewer, or calibrate a larger machine."
         )
-    if scenario.hardware.gpus > 1 or scenario.parallelism.dp > 1 or scenario.parallelism.strategy != "none":
+    section = scenario.parallelism
+    if section.strategy not in PREDICTED:
         raise PerfModelError(
-            f"parallelism must be left out and hardware.gpus 1 in this version, which predicts one GPU (got "
-            f"dp={scenario.parallelism.dp}, strategy={scenario.parallelism.strategy}, "
-            f"gpus={scenario.hardware.gpus}). Set them so."
+            f"parallelism.strategy must be one of {', '.join(PREDICTED)} in this version (got {section.strategy})."
+            " Choose one of them."
+        )
+    if section.dp != scenario.hardware.gpus:
+        raise PerfModelError(
+            f"parallelism.dp must be hardware.gpus (got dp={section.dp}, gpus={scenario.hardware.gpus})."
+            " Set them alike: every GPU is a data-parallel rank."
+        )
+    if section.dp > 1 and section.strategy == "none":
+        raise PerfModelError(
+            f"parallelism.strategy must say how {section.dp} ranks work together (got none). Use ddp, or one of "
+            f"{', '.join(PREDICTED[1:])}."
         )
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
 
 
-def _timeline(
-    program: Program,
-    costs: list[KernelCost],
-    profile: Profile,
-    scenario: Scenario,
-    slowness: float,
-) -> Timeline:
-    kernels = np.array([cost.kernels for cost in costs])
-    positions = launched_positions(program, kernels)
-    duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
-    host_s = host_costs(program, profile, scenario.precision) * slowness
-    work = step_work(program, duration_s, kernels, host_s)
-    if profile.device.kind == "cpu":
-        return simulate_one_clock(program, work)
-    return simulate(program, work, profile.launch)
+def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
+    """The wiring the scenario asks for, or the machine's own; None where one rank talks to nobody."""
+    name = scenario.hardware.interconnect or profile.interconnect
+    if scenario.parallelism.dp == 1:
+        return None
+    if name is None or name not in profile.interconnects:
+        known = ", ".join(profile.interconnects) or "none"
+        raise PerfModelError(
+            f"hardware.interconnect must be one that profile {profile.name} has measured (got {name}; it has {known})."
+            " Measure it with `perfmodel calibrate --interconnect`."
+        )
+    return profile.interconnects[name]
+
+
+def _collective_cost(collective: Collective, interconnect: Interconnect | None, exact: bool) -> CollectiveCost:
+    assert interconnect is not None
+    kind, dtype, size_bytes, ranks, _ = collective
+    return collective_cost(kind, ranks, dtype, size_bytes, interconnect, exact=exact)
+
+
+class _Step:
+    """What a step's timeline is made from, for several speeds of the host and of the wire."""
+
+    def __init__(
+        self,
+        program: Program,
+        costs: list[KernelCost],
+        collectives: list[CollectiveCost],
+        profile: Profile,
+        scenario: Scenario,
+        interconnect: Interconnect | None,
+    ) -> None:
+        self._program, self._profile, self._collectives = program, profile, collectives
+        self._kernels = np.array([cost.kernels for cost in costs])
+        positions = launched_positions(program, self._kernels)
+        self._duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
+        self._host_s = host_costs(program, profile, scenario.precision, interconnect)
+        operation = program.instructions.a[positions]
+        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, profile)
+
+    def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
+        """slowness, wire: factors on host times and on collectives."""
+        collective_s = np.array([cost.time_s for cost in self._collectives]) * wire
+        host_s = self._host_s * slowness
+        work = step_work(self._program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns)
+        if self._profile.device.kind == "cpu":
+            return simulate_one_clock(self._program, work)
+        return simulate(self._program, work, self._profile.launch)
+
+    def wire_term_s(self, slowness: float, timeline: Timeline) -> float:
+        """By how much the step grows when all collectives take a standard deviation longer."""
+        total_s = sum(cost.time_s for cost in self._collectives)
+        if total_s == 0:
+            return 0.0
+        spread = sum(cost.time_s * cost.spread for cost in self._collectives) / total_s
+        return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
+
+
+def _communication_bytes(timeline: Timeline, program: Program) -> dict[str, int]:
+    """Bytes of a step's collectives by group, as nccl-tests counts sizes."""
+    found: Counter[str] = Counter()
+    for each in timeline.communications:
+        found[program.collectives[each.collective].group] += program.collectives[each.collective].size_bytes
+    return dict(found)
 
 
 def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], capacity_bytes: float) -> np.ndarray:
@@ -123,26 +192,29 @@ def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost
 
 
 def _kernel_uses(
-    timeline: Timeline, trace: Trace, costs: list[KernelCost], scenario: Scenario
+    timeline: Timeline, program: Program, costs: list[KernelCost], scenario: Scenario
 ) -> tuple[KernelUse, ...]:
     """Distinct operators of the step, largest first; their totals add up to the time that the device is busy."""
     counts = np.bincount(timeline.operation, minlength=len(costs))
     totals_s = np.bincount(timeline.operation, weights=timeline.end_s - timeline.start_s, minlength=len(costs))
     uses = [
-        KernelUse(kernel_key(trace.operations[i], scenario.matmul_tf32), costs[i], int(counts[i]), float(totals_s[i]))
+        KernelUse(kernel_key(program.operations[i], scenario.matmul_tf32), costs[i], int(counts[i]), float(totals_s[i]))
         for i in np.flatnonzero(counts).tolist()
     ]
     return tuple(sorted(uses, key=lambda use: -use.total_s))
 
 
 def _breakdown(timeline: Timeline) -> dict[str, float]:
-    """Seconds that add up to the step: device time by phase, and the rest, when the device waits for the host."""
+    """Seconds that add up to the step: device time by phase, communication that nothing hides, and the rest, when the
+    device waits for the host.
+    """
     parts = {"forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0, "exposed_communication_s": 0.0, "bubble_s": 0.0}
     busy = np.bincount(timeline.run, weights=timeline.end_s - timeline.start_s, minlength=len(timeline.phases))
     for span, seconds in zip(timeline.phases, busy.tolist(), strict=True):
         parts[PART_OF_PHASE.get(span.phase, "optimizer_s")] += seconds
+    parts["exposed_communication_s"] = timeline.exposed_communication_s
     parts["host_bound_s"] = timeline.step_time_s - sum(parts.values())
-    parts["communication_s"] = 0.0
+    parts["communication_s"] = timeline.communication_s
     return parts
 
 
@@ -160,10 +232,13 @@ def _bottleneck(
         waiting = breakdown["host_bound_s"] / total
         follows, waits = format_share(min(host_limited_s / total, 1)), format_share(waiting)
         return f"the host: {follows} of the step follows it, the device waits {waits}"
+    exposed_s = breakdown["exposed_communication_s"]
     by_kind: Counter[str] = Counter()
     for use in kernels:
         by_kind[use.cost.kind] += use.total_s  # type: ignore[assignment]
     kind, seconds = by_kind.most_common(1)[0]
+    if exposed_s > seconds:
+        return f"the wire: communication that nothing hides takes {format_share(exposed_s / total)} of the step"
     return f"the device: {kind.replace('_', ' ')} kernels take {format_share(seconds / total)} of the step"
 
 
@@ -181,7 +256,7 @@ def _model_flops(timeline: Timeline, program: Program) -> float:
     Counted as MFU is: matrix products, convolutions and attention, causal attention in full.
     """
     in_forward = np.array([run.phase == "forward" for run in program.runs], dtype=bool)
-    flops = np.array([model_flops(operation) for operation in program.trace.operations])[timeline.operation]
+    flops = np.array([model_flops(operation) for operation in program.operations])[timeline.operation]
     forward = float(np.sum(flops[in_forward[timeline.run]]))
     return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
 

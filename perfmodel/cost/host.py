@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.host_structure import Piece, Structure, Thing, structure_of
+from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment
@@ -40,7 +41,9 @@ REFERENCE = "reference"
 LEAST_SPREAD = 0.05  # of a host's speed, relative
 
 
-def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray:
+def host_costs(
+    program: Program, profile: Profile, precision: str, interconnect: Interconnect | None = None
+) -> np.ndarray:
     """Host seconds that pass before each instruction of the steady step since the one before.
 
     Every call, module and autograd node has a cost of its own; where the profile has measured the module around them
@@ -53,6 +56,8 @@ def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray
         Its ``host`` records; a program of things it has no records for costs nothing.
     precision : str
         Of the scenario: the amp precisions run forward under autocast.
+    interconnect : Interconnect, optional
+        What communication calls cost the host there.
 
     Returns
     -------
@@ -68,8 +73,19 @@ def host_costs(program: Program, profile: Profile, precision: str) -> np.ndarray
     costs = _Costs(program.trace.workload, profile, precision)
     event_s = _event_seconds(structure, costs)
     _add_phases(event_s, program, structure, costs)
-    parts = [event_s[run.segment.start : run.segment.stop] for run in program.runs]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    columns = program.instructions
+    found = np.where(columns.event >= 0, np.append(event_s, 0.0)[columns.event], 0.0)
+    inserted = np.flatnonzero(columns.call >= 0)
+    calls_s = np.array([_call_seconds(call, costs, interconnect) for call in columns.calls])
+    found[inserted] += calls_s[columns.call[inserted]] * columns.share[inserted] if len(inserted) else 0.0
+    return found
+
+
+def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -> float:
+    """Of a call that a strategy inserts: as measured on the interconnect, or else what a call of one launch costs."""
+    if interconnect is not None and call in interconnect.host:
+        return interconnect.host[call].time_s
+    return costs.seconds("call") + costs.seconds("launch")
 
 
 def host_slowness(profile: Profile, host_reference_s: float | None) -> float:

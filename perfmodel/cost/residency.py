@@ -30,7 +30,7 @@ SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does
 ROW_READERS = frozenset(("embedding", "index_select", "gather", "index"))
 
 # Shares already worked out, by identity of the trace; an entry goes when its trace does.
-_known: dict[int, dict[tuple[int, float], np.ndarray]] = {}
+_known: dict[int, dict[tuple[tuple[Segment, ...], float], np.ndarray]] = {}
 
 
 def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> np.ndarray:
@@ -50,18 +50,21 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
 
     Notes
     -----
-    Remembered as long as the program's trace lives.
+    Remembered as long as the program's trace lives. What strategies insert is taken to find nothing, and to push out
+    nothing.
     """
     if capacity_bytes <= 0:
         return np.zeros(len(positions))
-    trace, key = program.trace, (len(program.runs), capacity_bytes)
+    trace, key = program.trace, (tuple(run.segment for run in program.runs), capacity_bytes)
     identity = id(trace)
     if identity not in _known:
         _known[identity] = {}
         weakref.finalize(trace, _known.pop, identity, None)
     if key not in _known[identity]:
         _known[identity][key] = _all_shares(program, capacity_bytes)
-    return np.asarray(_known[identity][key][positions])
+    event, shares = program.instructions.event, np.zeros(len(program.instructions.event))
+    shares[event >= 0] = _known[identity][key]
+    return np.asarray(shares[positions])
 
 
 def alone_share(own_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:

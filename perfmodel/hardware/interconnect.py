@@ -1,6 +1,6 @@
 """What connects the ranks of a machine, as it was measured: collectives, host calls, transfers, contention.
 
-A machine may be wired in several ways (``nvlink`` as it is, ``host-memory`` with peer copies switched off, ``two-nodes``
+A machine may be wired in several ways (``nvlink`` as it is, ``host-memory`` without peer copies, ``two-nodes``
 over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
 """
 

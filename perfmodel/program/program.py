@@ -1,17 +1,29 @@
-"""The program of one rank: which segments of a trace its host runs, in which order, as one list of instructions.
+"""The program of one rank: which segments of a trace its host runs, in which order, and what is put between them.
 
-An instruction is a trace event (:class:`~perfmodel.workload.trace_file.EventKind`); repetition is by reference, so a
-step of many micro-batches costs no more memory than one of two.
+An instruction is a trace event (:class:`~perfmodel.workload.trace_file.EventKind`) or one that a strategy inserts:
+launches, collectives, and the records and waits by which streams meet. It carries work, never seconds. Repetition is by
+reference, so a step of many micro-batches costs no more memory than one of two.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
+from perfmodel.workload.ops import Operation
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, Trace
+
+COMPUTE = 0  # the stream on which operators run
+
+# Kinds of instructions that no trace has. Columns a and b mean:
+# COLLECTIVE  a: index into the program's collectives   b: 0
+# RECORD      a: number of the mark                     b: 0. The mark is reached when the stream has done all so far
+# WAIT        a: number of the mark                     b: 0. What the stream is given from now on starts after it
+# HOST        a: 0                                      b: 0. The host works, and gives nothing to any stream
+COLLECTIVE, RECORD, WAIT, HOST = 16, 17, 18, 19
 
 
 @dataclass(frozen=True)
@@ -23,18 +35,64 @@ class PhaseRun:
     segment: Segment
 
 
+class Collective(NamedTuple):
+    """A collective in which this rank takes part. size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key`
+    counts it. group: what the ranks have in common (``dp``); one group is one communicator.
+    """
+
+    kind: str
+    dtype: str
+    size_bytes: int
+    ranks: int
+    group: str = "dp"
+
+
+class Inserted(NamedTuple):
+    """An instruction of a strategy. kind, a, b: as in a trace, or as above. call: what its host time is looked up by
+    among an interconnect's calls, or ``launch`` for an operator called from C++; empty for none. share: of that call.
+    """
+
+    kind: int
+    a: int = 0
+    b: int = 0
+    stream: int = COMPUTE
+    call: str = ""
+    share: float = 1.0
+
+
+class Edit(NamedTuple):
+    """Instructions put into a run before its trace event ``event`` (the segment's stop: at its end)."""
+
+    run: int
+    event: int
+    instructions: tuple[Inserted, ...]
+
+
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states)."""
+    """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
+
+    edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run, numbered after the trace's.
+    persistent: what the strategy keeps in device memory, made after the model.
+    """
 
     trace: Trace
     runs: tuple[PhaseRun, ...]
     first_runs: tuple[PhaseRun, ...]
+    edits: tuple[Edit, ...] = ()
+    first_edits: tuple[Edit, ...] = ()
+    extra_operations: tuple[Operation, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    persistent: tuple[Storage, ...] = field(default=())
+
+    @cached_property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.trace.operations + self.extra_operations
 
     @cached_property
     def instructions(self) -> Instructions:
         """Columns of the steady step."""
-        return _columns(self.trace.steady, self.runs)
+        return _columns(self.trace.steady, self.runs, self.edits)
 
     @cached_property
     def modules(self) -> np.ndarray:
@@ -54,13 +112,19 @@ class Program:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Equally long columns: kind, a, b as in the trace; run: index into the program's runs; event: into the trace's."""
+    """Equally long columns: kind, a, b as in the trace or as inserted; run: index into the program's runs; event: into
+    the trace's, -1 for what was inserted; stream; call: index into calls, -1 for none; share: of that call.
+    """
 
     kind: np.ndarray
     a: np.ndarray
     b: np.ndarray
     run: np.ndarray
     event: np.ndarray
+    stream: np.ndarray
+    call: np.ndarray
+    share: np.ndarray
+    calls: tuple[str, ...] = ()
 
     @cached_property
     def launches(self) -> np.ndarray:
@@ -68,18 +132,54 @@ class Instructions:
         return np.flatnonzero(self.kind == EventKind.OP)
 
 
-def _columns(events: StepEvents, runs: tuple[PhaseRun, ...]) -> Instructions:
-    if not runs:
-        empty = np.zeros(0, dtype=np.int64)
-        return Instructions(empty, empty, empty, empty, empty)
-    slices = [slice(run.segment.start, run.segment.stop) for run in runs]
-    lengths = [part.stop - part.start for part in slices]
-    return Instructions(
-        np.concatenate([events.kind[part] for part in slices]),
-        np.concatenate([events.a[part] for part in slices]),
-        np.concatenate([events.b[part] for part in slices]),
-        np.repeat(np.arange(len(runs)), lengths),
-        np.concatenate([np.arange(part.start, part.stop) for part in slices]),
+def _columns(events: StepEvents, runs: tuple[PhaseRun, ...], edits: tuple[Edit, ...]) -> Instructions:
+    by_run: dict[int, list[Edit]] = {}
+    for edit in edits:
+        by_run.setdefault(edit.run, []).append(edit)
+    calls = dict.fromkeys(row.call for edit in edits for row in edit.instructions if row.call)
+    numbers = {call: index for index, call in enumerate(calls)}
+    parts: list[tuple[np.ndarray, ...]] = []
+    for index, run in enumerate(runs):
+        start = run.segment.start
+        for edit in by_run.get(index, []):
+            parts.append(_traced(events, start, edit.event, index))
+            parts.append(_inserted(edit.instructions, index, numbers))
+            start = edit.event
+        parts.append(_traced(events, start, run.segment.stop, index))
+    if not parts:
+        parts = [_traced(events, 0, 0, 0)]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return Instructions(*columns, calls=tuple(numbers))
+
+
+def _traced(events: StepEvents, start: int, stop: int, run: int) -> tuple[np.ndarray, ...]:
+    part, count = slice(start, stop), stop - start
+    nothing = np.full(count, -1, dtype=np.int64)
+    return (
+        events.kind[part],
+        events.a[part],
+        events.b[part],
+        np.full(count, run, dtype=np.int64),
+        np.arange(start, stop, dtype=np.int64),
+        np.zeros(count, dtype=np.int64),
+        nothing,
+        np.ones(count),
+    )
+
+
+def _inserted(rows: tuple[Inserted, ...], run: int, calls: dict[str, int]) -> tuple[np.ndarray, ...]:
+    def column(values: list[int]) -> np.ndarray:
+        return np.array(values, dtype=np.int64)
+
+    return (
+        column([row.kind for row in rows]),
+        column([row.a for row in rows]),
+        column([row.b for row in rows]),
+        np.full(len(rows), run, dtype=np.int64),
+        np.full(len(rows), -1, dtype=np.int64),
+        column([row.stream for row in rows]),
+        column([calls.get(row.call, -1) for row in rows]),
+        np.array([row.share for row in rows]),
     )
 
 

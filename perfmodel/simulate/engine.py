@@ -1,171 +1,153 @@
-"""Interpreter 1: the two clocks of one rank.
+"""Interpreter 1: the clocks of one rank.
 
-The host walks the program and pays its costs; a launch is issued when the host gets there, and the device runs it
-when it has arrived and the stream is free. Between the points where host and device wait for each other both clocks
-are max-plus recurrences, which numpy evaluates in one pass over many launches:
+The host walks the program and pays its costs; a launch is issued when the host gets there, and the device runs it when
+it has arrived, its stream is free and what it waits for has happened. The host's clock is a max-plus recurrence,
 
-    issue = C + maximum.accumulate(held - C)                      C: cumulative host cost
-    end   = D + maximum.accumulate(issue + latency - (D - d))     D: cumulative device time, d: one launch's
+    issue = C + maximum.accumulate(held - C)             C: cumulative host cost
 
-They meet where the host waits for the device (SYNC) and where it may not run further ahead (the launch queue is full).
-On a CPU there is one clock: operators and what lies between them simply add up.
+and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet where the host waits for the device (SYNC)
+and where it may not run further ahead (the launch queue is full). The device is run no further than the host needs to
+know, so that whatever is issued later still finds its place. On a CPU there is one clock
+(:mod:`perfmodel.simulate.one_clock`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import Program
-from perfmodel.simulate.timeline import PhaseSpan, Timeline
+from perfmodel.program.program import COMPUTE, RECORD, WAIT, Program
+from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.step_work import BLOCKING, StepWork
+from perfmodel.simulate.timeline import Communication, PhaseSpan, Timeline
 from perfmodel.workload.trace_file import EventKind
 
 
-@dataclass(frozen=True)
-class StepWork:
-    """A step's launches and host costs, in program order; the same for every step.
+class _Mark(NamedTuple):
+    """What must have ended: an entry of the compute stream (-1: none), and items."""
 
-    position: where each launch stands among the instructions. duration_s: device seconds of each. kernels: device
-    launches of each. host_s: host seconds of every instruction. waits: launch count before which the host waits,
-    ascending. wait_position: the instruction of each wait.
-    """
-
-    position: np.ndarray
-    duration_s: np.ndarray
-    kernels: np.ndarray
-    host_s: np.ndarray
-    waits: np.ndarray
-    wait_position: np.ndarray
+    entry: int
+    items: tuple[Item, ...]
 
 
-def launched_positions(program: Program, kernels: np.ndarray) -> np.ndarray:
-    """Where the launches stand among the instructions. kernels: by distinct operation, 0 where nothing is launched."""
-    columns = program.instructions
-    positions = columns.launches
-    return np.asarray(positions[kernels[columns.a[positions]] > 0])
+class _Rank:
+    """Issues steps one after another."""
 
+    def __init__(self, program: Program, work: StepWork, launch: Launch, steps: int) -> None:
+        columns = program.instructions
+        self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
+        self.work, self.launch = work, launch
+        entries = len(work.position)
+        self.device = Device(launch.latency_s, list(work.slowdowns), entries)
+        self.device.reserve(steps * entries)
+        self.issue_s = np.zeros(steps * entries)
+        before = np.arange(steps) * int(work.kernels.sum())
+        self._kernels_until = (before[:, None] + np.cumsum(work.kernels)).reshape(-1)
+        launches = np.tile(work.kernels > 0, steps)
+        self._launch_before = np.maximum.accumulate(np.where(launches, np.arange(len(launches)), -1))
+        self._host_s = 0.0
+        self._reached_s = 0.0  # of this step's host costs, what the host's clock contains
+        self._marks: dict[int, _Mark] = {}
+        self._gates: dict[int, list[_Mark]] = {}  # by stream: what its next work waits for
+        self._last: dict[int, Item] = {}  # by stream
+        self.communications: list[tuple[int, float, Item]] = []  # of this step: position, issue, item
 
-def step_work(program: Program, duration_s: np.ndarray, kernels: np.ndarray, host_s: np.ndarray) -> StepWork:
-    """Columns of a step.
+    def step(self) -> None:
+        """One step: entries in stretches between the instructions at which something else happens."""
+        self._reached_s, self._marks, self.communications = 0.0, {}, []
+        done = 0
+        for position in self.work.actions:
+            before = int(np.searchsorted(self.work.order, 2 * position + 1))
+            self._issue(done, before)
+            self._work_until(float(self.work.host_until_s[position + 1]))
+            self._act(position)
+            done = before
+        self._issue(done, len(self.work.position))
+        self._work_until(float(self.work.host_until_s[-1]))
 
-    duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
-    instruction.
-    """
-    columns = program.instructions
-    launched = launched_positions(program, kernels)
-    wait_position = np.flatnonzero(columns.kind == EventKind.SYNC)
-    waits = np.searchsorted(launched, wait_position)
-    return StepWork(launched, duration_s, kernels[columns.a[launched]], host_s, waits, wait_position)
+    def wait(self) -> float:
+        """The host waits until everything issued is done; returns its clock."""
+        self.device.run_all()
+        ends_s = [each.end_s for each in self.device.items[-1:]]
+        if self.device.issued:
+            ends_s.append(float(self.device.end_s[self.device.issued - 1]))
+        self._host_s = max([self._host_s, *ends_s]) + self.launch.synchronize_s
+        return self._host_s
 
+    def _work_until(self, reached_s: float) -> None:
+        self._host_s += reached_s - self._reached_s
+        self._reached_s = reached_s
 
-@dataclass
-class _Clocks:
-    """State carried from block to block and from step to step."""
+    def _issue(self, start: int, stop: int) -> None:
+        """Entries of this step, in blocks that cannot fill the launch queue by themselves."""
+        work, depth = self.work, self.launch.queue_depth
+        while start < stop:
+            room = int(np.searchsorted(np.cumsum(work.kernels[start:stop]), depth, side="right"))
+            block = slice(start, min(stop, start + max(1, room)))
+            count = block.stop - block.start
+            part = slice(self.device.issued, self.device.issued + count)
+            free = self._held_by(part)
+            if free[-1] >= 0:
+                self.device.run_until(int(free[-1]) + 1)
+            cumulative_s = work.entry_host_s[block] - self._reached_s
+            held_s = np.where(free >= 0, self.device.start_s[free], -np.inf)
+            held_s[0] = max(held_s[0], self._host_s + cumulative_s[0])
+            issue_s = cumulative_s + np.maximum.accumulate(held_s - cumulative_s)
+            self.issue_s[part] = issue_s
+            self.device.issue(issue_s, work.duration_s[block])
+            self._host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
+            start = block.stop
 
-    host_s: float = 0.0
-    device_s: float = 0.0
+    def _held_by(self, part: slice) -> np.ndarray:
+        """By entry, the one that must have started before the launch queue has room for it; -1 for none."""
+        room = self._kernels_until[part] - self.launch.queue_depth
+        full = np.searchsorted(self._kernels_until, room, side="right") - 1
+        return np.where(full >= 0, self._launch_before[full], -1)
 
+    def _act(self, position: int) -> None:
+        kind, stream, number = self._kind[position], self._stream[position], self._a[position]
+        if kind == EventKind.SYNC:
+            self.device.run_until(self.device.issued)
+            end_s = float(self.device.end_s[self.device.issued - 1]) if self.device.issued else 0.0
+            self._host_s = max(self._host_s, end_s) + self.launch.synchronize_s
+        elif kind == RECORD:
+            self._marks[number] = self._mark(stream)
+        elif kind == WAIT:
+            self._wait(stream, self._marks[number])
+        else:
+            self._communicate(position, stream, number)
 
-class _Device:
-    """Runs blocks of launches on both clocks and remembers enough of the past to hold the host back."""
+    def _mark(self, stream: int) -> _Mark:
+        """All that the stream was given so far."""
+        gates = [item for mark in self._gates.get(stream, []) for item in mark.items]
+        if stream == COMPUTE:
+            return _Mark(self.device.issued - 1, ())
+        last = [self._last[stream]] if stream in self._last else []
+        return _Mark(max([mark.entry for mark in self._gates.get(stream, [])], default=-1), (*last, *gates))
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.clocks = _Clocks()
-        self.started_s = np.zeros(0)
-        self.kernels_until = np.zeros(0)
+    def _wait(self, stream: int, mark: _Mark) -> None:
+        if stream == COMPUTE:
+            self.device.wait(list(mark.items))
+        else:
+            self._gates.setdefault(stream, []).append(mark)
 
-    def run(
-        self, host_cost_s: np.ndarray, duration_s: np.ndarray, kernels: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Issue and end of launches that are too few to fill the queue on their own.
-
-        host_cost_s: what the host does since the launch before (the first: since the clock stands where it stands).
-        """
-        offset = self.kernels_until[-1] if len(self.kernels_until) else 0
-        until = offset + np.cumsum(kernels)
-        free = np.searchsorted(self.kernels_until, until - self.launch.queue_depth, side="right") - 1
-        held_s = np.where(free >= 0, self.started_s[free] if len(self.started_s) else 0.0, -np.inf)
-        cumulative = np.cumsum(host_cost_s)
-        held_s[0] = max(held_s[0], self.clocks.host_s + host_cost_s[0])
-        issue_s = cumulative + np.maximum.accumulate(held_s - cumulative)
-        device = np.cumsum(duration_s)
-        ready_s = issue_s + self.launch.latency_s
-        ready_s[0] = max(ready_s[0], self.clocks.device_s)
-        end_s = device + np.maximum.accumulate(ready_s - (device - duration_s))
-        self.clocks = _Clocks(float(issue_s[-1]), float(end_s[-1]))
-        self.started_s = np.concatenate([self.started_s, end_s - duration_s])
-        self.kernels_until = np.concatenate([self.kernels_until, until])
-        self._forget()
-        return issue_s, end_s
-
-    def _forget(self) -> None:
-        keep = np.searchsorted(self.kernels_until, self.kernels_until[-1] - 2 * self.launch.queue_depth)
-        self.started_s, self.kernels_until = self.started_s[keep:], self.kernels_until[keep:]
-
-    def host_works(self, seconds: float) -> None:
-        self.clocks.host_s += seconds
-
-    def host_waits(self) -> None:
-        self.clocks.host_s = max(self.clocks.host_s, self.clocks.device_s) + self.launch.synchronize_s
-
-    def mark_s(self) -> float:
-        """When an event recorded now is reached by the device."""
-        return max(self.clocks.host_s + self.launch.latency_s, self.clocks.device_s)
-
-
-def _blocks(work: StepWork, queue_depth: int, marks: np.ndarray) -> list[int]:
-    """Launch counts at which to stop: waits, phase marks, and before the queue could fill within a block."""
-    cuts = {0, len(work.position), *work.waits.tolist(), *np.searchsorted(work.position, marks).tolist()}
-    stops: list[int] = []
-    for cut in sorted(cuts):
-        while stops and work.kernels[stops[-1] : cut].sum() > queue_depth and cut - stops[-1] > 1:
-            room = np.searchsorted(np.cumsum(work.kernels[stops[-1] : cut]), queue_depth, side="right")
-            stops.append(stops[-1] + max(1, int(room)))
-        if not stops or cut > stops[-1]:
-            stops.append(cut)
-    return stops
-
-
-@dataclass
-class _StepTimes:
-    issue_s: np.ndarray
-    end_s: np.ndarray
-    marks_s: list[float]
-    host_marks_s: list[float]
-
-
-def _run_step(device: _Device, work: StepWork, marks: np.ndarray, stops: list[int]) -> _StepTimes:
-    """One step on both clocks. marks: instruction positions at which the device's and the host's clock are read."""
-    issue_s, end_s = np.zeros(len(work.position)), np.zeros(len(work.position))
-    cumulative = np.concatenate([[0.0], np.cumsum(work.host_s)])
-    actions = sorted([(int(p), 0) for p in marks] + [(int(p), 1) for p in work.wait_position])
-    times = _StepTimes(issue_s, end_s, [], [])
-    here, start, next_action = 0, 0, 0
-    for stop in [*stops[1:], len(work.position) + 1]:
-        reached = work.position[start] if start < len(work.position) else len(work.host_s)
-        while next_action < len(actions) and actions[next_action][0] <= reached:
-            position, waits = actions[next_action]
-            done = position + waits
-            device.host_works(float(cumulative[done] - cumulative[here]))
-            here, next_action = done, next_action + 1
-            if waits:
-                device.host_waits()
-            else:
-                times.marks_s.append(device.mark_s())
-                times.host_marks_s.append(device.clocks.host_s)
-        if start >= len(work.position):
-            break
-        part = slice(start, stop)
-        until = cumulative[work.position[part] + 1]
-        issue_s[part], end_s[part] = device.run(
-            np.diff(until, prepend=cumulative[here]), work.duration_s[part], work.kernels[part]
+    def _communicate(self, position: int, stream: int, number: int) -> None:
+        gates = self._gates.pop(stream, [])
+        item = Item(
+            number,
+            stream,
+            float(self.work.collective_s[number]),
+            number if self.work.slowdowns else -1,
+            self._host_s + self.launch.latency_s,
+            tuple({mark.entry for mark in gates if mark.entry >= 0}),
+            tuple(item for mark in gates for item in mark.items),
         )
-        here, start = int(work.position[stop - 1]) + 1, stop
-    return times
+        self.device.add(item)
+        self._last[stream] = item
+        self.communications.append((position, self._host_s, item))
 
 
 def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
@@ -174,68 +156,71 @@ def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
     Steps follow each other without synchronisation until the launch queue has filled; the last one is returned. The
     synchronised step starts with both clocks idle and ends when the host knows that the device is done.
 
-    Assumes: one compute stream; steps are alike. Source of the recurrences: max-plus algebra of a FIFO queue.
+    Assumes: every rank reaches a collective when this one does. Source of the recurrences: max-plus algebra of a FIFO
+    queue.
     """
-    starts = _run_starts(program)
-    marks = np.append(starts, len(work.host_s))
-    stops = _blocks(work, launch.queue_depth, marks)
-    synced_step_s = _synced(work, launch, marks, stops)
-    device = _Device(launch)
-    total_kernels = max(int(work.kernels.sum()), 1)
-    times = None
-    for _ in range(math.ceil(launch.queue_depth / total_kernels) + 2):
-        times = _run_step(device, work, marks, stops)
-    assert times is not None
-    return _timeline(program, work, times, synced_step_s)
+    alone = _Rank(program, work, launch, 1)
+    alone.step()
+    synced_step_s = alone.wait()
+    steps = math.ceil(launch.queue_depth / max(int(work.kernels.sum()), 1)) + 2
+    rank = _Rank(program, work, launch, steps)
+    for _ in range(steps):
+        rank.step()
+    rank.device.run_all()
+    return _timeline(program, work, rank, synced_step_s)
 
 
-def _synced(work: StepWork, launch: Launch, marks: np.ndarray, stops: list[int]) -> float:
-    device = _Device(launch)
-    _run_step(device, work, marks, stops)
-    device.host_waits()
-    return device.clocks.host_s
-
-
-def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
-    """The step where host and device are the same processor: every duration is host time too."""
-    host_s = work.host_s.copy()
-    host_s[work.position] += work.duration_s
-    until = np.cumsum(host_s)
-    boundaries = np.concatenate([[0.0], until])
-    end_s = until[work.position]
-    marks = boundaries[np.append(_run_starts(program), len(host_s))].tolist()
-    times = _StepTimes(end_s - work.duration_s, end_s, marks, marks)
-    return _timeline(program, work, times, float(boundaries[-1]))
-
-
-def _run_starts(program: Program) -> np.ndarray:
-    """Instruction position at which each run of the program begins."""
-    lengths = [run.segment.stop - run.segment.start for run in program.runs]
-    return np.concatenate([[0], np.cumsum(lengths[:-1])]).astype(np.int64) if lengths else np.zeros(0, dtype=np.int64)
-
-
-def _timeline(program: Program, work: StepWork, times: _StepTimes, synced_step_s: float) -> Timeline:
-    columns = program.instructions
-    origin = times.host_marks_s[0]
+def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: float) -> Timeline:
+    columns, entries = program.instructions, len(work.position)
+    last = slice(rank.device.issued - entries, rank.device.issued)
+    issue_s, start_s, end_s = rank.issue_s[last], rank.device.start_s[last], rank.device.end_s[last]
+    origin_s = float(issue_s[work.marks[0]])
+    launches = work.launches
+    position = work.position[launches]
+    marks_s = end_s[work.marks] - origin_s
     return Timeline(
-        operation=columns.a[work.position],
-        run=columns.run[work.position],
-        module=program.modules[work.position],
-        stream=np.zeros(len(work.position), dtype=np.int64),
-        host_start_s=times.issue_s - work.host_s[work.position] - origin,
-        issue_s=times.issue_s - origin,
-        start_s=times.end_s - work.duration_s - origin,
-        end_s=times.end_s - origin,
-        phases=_spans(program, times.marks_s, origin),
-        host_spans=_spans(program, times.host_marks_s, origin),
-        step_time_s=times.marks_s[-1] - times.marks_s[0],
+        operation=columns.a[position],
+        run=columns.run[position],
+        module=program.modules[position],
+        stream=columns.stream[position],
+        host_start_s=issue_s[launches] - work.host_s[position] - origin_s,
+        issue_s=issue_s[launches] - origin_s,
+        start_s=start_s[launches] - origin_s,
+        end_s=end_s[launches] - origin_s,
+        phases=spans(program, marks_s.tolist()),
+        host_spans=spans(program, (issue_s[work.marks] - origin_s).tolist()),
+        step_time_s=float(marks_s[-1] - marks_s[0]),
         synced_step_time_s=synced_step_s,
         host_busy_s=float(work.host_s.sum()),
+        communications=_communications(program, work, rank, issue_s, start_s, end_s, origin_s),
     )
 
 
-def _spans(program: Program, marks_s: list[float], origin_s: float) -> tuple[PhaseSpan, ...]:
+def _communications(
+    program: Program,
+    work: StepWork,
+    rank: _Rank,
+    issue_s: np.ndarray,
+    start_s: np.ndarray,
+    end_s: np.ndarray,
+    origin_s: float,
+) -> tuple[Communication, ...]:
+    """Those beside the compute stream and those on it, by start."""
+    columns = program.instructions
+    found = [
+        Communication(item.number, int(columns.run[at]), item.lane, issued_s, item.start_s, item.end_s)
+        for at, issued_s, item in rank.communications
+    ]
+    for entry in np.flatnonzero(work.source == BLOCKING).tolist():
+        at = int(work.position[entry])
+        times_s = (float(issue_s[entry]), float(start_s[entry]), float(end_s[entry]))
+        found.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, *times_s))
+    return tuple(sorted((each.shifted(-origin_s) for each in found), key=lambda each: each.start_s))
+
+
+def spans(program: Program, marks_s: list[float]) -> tuple[PhaseSpan, ...]:
+    """Phases from the times of their starts and of the step's end."""
     return tuple(
-        PhaseSpan(run.phase, run.micro_batch, start - origin_s, end - origin_s)
+        PhaseSpan(run.phase, run.micro_batch, start, end)
         for run, start, end in zip(program.runs, marks_s[:-1], marks_s[1:], strict=True)
     )

@@ -16,13 +16,14 @@ import numpy as np
 
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import PhaseRun, Program
+from perfmodel.program.program import Edit, PhaseRun, Program
 from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory_actions import (
     Actions,
     ActionWriter,
     first_of_repeat,
+    inserted_actions,
     memory_scripts,
     persistent_actions,
 )
@@ -164,28 +165,30 @@ class _Walk:
 
     def run(self) -> None:
         trace = self._program.trace
-        self._part("model", [(-1, persistent_actions(trace))])
-        self._step("first", trace.first, self._program.first_runs)
+        self._part("model", [(-1, persistent_actions((*trace.persistent, *self._program.persistent)))])
+        self._step("first", trace.first, self._program.first_runs, self._program.first_edits)
         renamed = renamed_on_repeat(trace.steady, trace.steady.segments, self._sizes)
         for count in range(MOST_STEADY_STEPS):
             if count:
                 self._rename(renamed)
             reserved_bytes = self._allocator.reserved_bytes
-            self._step("steady", trace.steady, self._program.runs)
+            self._step("steady", trace.steady, self._program.runs, self._program.edits)
             if count and self._allocator.reserved_bytes == reserved_bytes:
                 break
 
-    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun]) -> None:
+    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]) -> None:
         allocator = self._allocator
         before = allocator.allocated_bytes
         allocator.reset_peaks()
         try:
-            self._part(part, self._actions(events, runs))
+            self._part(part, self._actions(events, runs, edits))
         finally:
             self._steps.append(_step_memory(before, allocator))
 
-    def _actions(self, events: StepEvents, runs: Sequence[PhaseRun]) -> Iterator[tuple[int, Actions]]:
-        """The actions of each run with the index of its first instruction."""
+    def _actions(
+        self, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]
+    ) -> Iterator[tuple[int, Actions]]:
+        """The actions of each run with the index of its first instruction, counting those of the trace only."""
         repeats = first_of_repeat(runs)
         renamed: list[tuple[int, int]] | None = None
         start = 0
@@ -197,6 +200,7 @@ class _Walk:
                 self._rename(renamed)
             yield start, self._writer.actions_of(events, run.segment)
             start += run.segment.stop - run.segment.start
+            yield start - 1, inserted_actions(edit for edit in edits if edit.run == position)
 
     def _rename(self, pairs: list[tuple[int, int]]) -> None:
         for freed, made in pairs:
@@ -232,13 +236,14 @@ class _Walk:
     def timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
         """What came of it; the samples are those of the last part that ran."""
         part, columns = self._history[-1]
+        traced = np.flatnonzero(self._program.instructions.event >= 0)
         held, reserved_bytes = _held_after(self._history[:-1])
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
         of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
         changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
         steps = self._steps or [_step_memory(0, self._allocator)]
         return MemoryTimeline(
-            event=np.concatenate([[0], columns.event]),
+            event=np.concatenate([[0], traced[columns.event]]) if len(traced) else np.zeros(1, dtype=np.int64),
             allocated_bytes=np.concatenate([[held.sum()], columns.allocated_bytes]),
             reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
             kind_bytes=np.cumsum(changes, axis=1),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.hardware.profile import MemoryConstants, Profile
-from perfmodel.program.program import PhaseRun
+from perfmodel.program.program import Edit, PhaseRun
 from perfmodel.simulate.temporaries import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 
 @dataclass
@@ -55,12 +55,23 @@ def _script(operation: Operation, profile: Profile, matmul_tf32: bool) -> Script
     return script_by_rule(operation, profile.device.multiprocessors)
 
 
-def persistent_actions(trace: Trace) -> Actions:
-    """Building the model and its inputs."""
+def persistent_actions(storages: Iterable[Storage]) -> Actions:
+    """Building the model, its inputs, and what a strategy keeps."""
     actions = Actions()
-    for storage in trace.persistent:
+    for storage in storages:
         if storage.bytes:
             actions.add(storage.bytes, storage.id, int(storage.kind), 0)
+    return actions
+
+
+def inserted_actions(edits: Iterable[Edit]) -> Actions:
+    """What a strategy asks for itself; its storages are gradients."""
+    actions = Actions()
+    for edit in edits:
+        for row in edit.instructions:
+            if row.kind in (EventKind.ALLOC, EventKind.FREE):
+                size_bytes = row.b if row.kind == EventKind.ALLOC else 0
+                actions.add(size_bytes, row.a, int(StorageKind.GRADIENT), 0)
     return actions
 
 

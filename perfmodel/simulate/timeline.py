@@ -22,6 +22,24 @@ class PhaseSpan:
 
 
 @dataclass(frozen=True)
+class Communication:
+    """One collective of the step. collective: index into the program's. run: index into ``phases``. stream: 0 where it
+    runs on the compute stream. Seconds as in :class:`Timeline`.
+    """
+
+    collective: int
+    run: int
+    stream: int
+    issue_s: float
+    start_s: float
+    end_s: float
+
+    def shifted(self, seconds: float) -> Communication:
+        times_s = (self.issue_s + seconds, self.start_s + seconds, self.end_s + seconds)
+        return Communication(self.collective, self.run, self.stream, *times_s)
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One steady step of one rank. Columns have one entry a launched operator, in launch order.
 
@@ -45,8 +63,38 @@ class Timeline:
     step_time_s: float
     synced_step_time_s: float
     host_busy_s: float
+    communications: tuple[Communication, ...] = ()
 
     @property
     def busy_s(self) -> float:
         """Seconds the device worked."""
         return float(np.sum(self.end_s - self.start_s))
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds in which at least one collective ran."""
+        return float(np.sum(np.diff(self._communication, axis=1)))
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Of these, the seconds in which no operator ran."""
+        busy_s = np.concatenate([[0.0], np.cumsum(self.end_s - self.start_s)])
+
+        def busy_until_s(time_s: np.ndarray) -> np.ndarray:
+            index = np.searchsorted(self.end_s, time_s)
+            on = np.clip(time_s - np.append(self.start_s, np.inf)[index], 0.0, None)
+            return np.asarray(busy_s[index] + on)
+
+        edges_s = self._communication
+        return self.communication_s - float(np.sum(np.diff(busy_until_s(edges_s), axis=1)))
+
+    @property
+    def _communication(self) -> np.ndarray:
+        """Rows (start, end) of the stretches in which collectives ran, disjoint and ascending."""
+        merged: list[list[float]] = []
+        for each in self.communications:
+            if merged and each.start_s <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], each.end_s)
+            else:
+                merged.append([each.start_s, each.end_s])
+        return np.array(merged).reshape(-1, 2)

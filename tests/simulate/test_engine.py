@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import Program
-from perfmodel.simulate.engine import launched_positions, simulate, simulate_one_clock, step_work
+from perfmodel.simulate.engine import simulate
+from perfmodel.simulate.one_clock import simulate_one_clock
+from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.workload.trace_file import EventKind
 

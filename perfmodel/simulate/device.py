@@ -1,0 +1,296 @@
+"""The device's side of the engine: a compute stream in numpy passes, and the lanes of communication beside it.
+
+The compute stream is a FIFO of entries, each ready when its launch has arrived; where nothing else happens it is a
+max-plus recurrence over many entries at once:
+
+    end = D + maximum.accumulate(ready - (D - d))        D: cumulative device time, d: one entry's
+
+A lane (one communicator) runs its items one after another. While an item runs, compute and communication slow each
+other: an entry takes ``compute_factor`` times as long, and the item advances at 1 / ``communication_factor``. Rates are
+constant between the points where an item starts or ends; there the pass is cut and the entry that straddles the point
+goes on with what is left of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+CHUNK = 512  # entries of one pass while communication is near
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """How the entries of a step and one kind of item slow each other, and how long an entry keeps the item waiting.
+
+    Columns by entry. compute_factor, communication_factor: at least 1. wave_s: how often an entry lets go of
+    multiprocessors; an item that arrives while it runs starts at the next such moment, 0 for at once.
+    """
+
+    compute_factor: np.ndarray
+    communication_factor: np.ndarray
+    wave_s: np.ndarray
+
+
+@dataclass
+class Item:
+    """One piece of work of a lane. ready_s: when its launch has arrived. after: entries (absolute numbers) and items
+    that must have ended. kind: which slowdown holds while it runs, -1 for none.
+    """
+
+    number: int
+    lane: int
+    duration_s: float
+    kind: int
+    ready_s: float
+    after_entries: tuple[int, ...] = ()
+    after_items: tuple[Item, ...] = ()
+    start_s: float = -1.0
+    end_s: float = -1.0
+    left_s: float = 0.0
+    has_waited: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.end_s >= 0
+
+
+@dataclass
+class _Lane:
+    waiting: deque[Item] = field(default_factory=deque)
+    running: Item | None = None
+    free_s: float = 0.0
+
+
+class Device:
+    """Runs entries and items as far as it is asked to, never further: what is issued later may still come between.
+
+    Parameters
+    ----------
+    latency_s : float
+        From issue to arrival.
+    slowdowns : sequence of Slowdown
+        By kind of item; their columns are those of one step's entries, which repeat.
+    entries : int
+        Of a step.
+    """
+
+    def __init__(self, latency_s: float, slowdowns: list[Slowdown], entries: int) -> None:
+        self.latency_s = latency_s
+        self.start_s = np.zeros(0)
+        self.end_s = np.zeros(0)
+        self.done = 0
+        self.items: list[Item] = []
+        self._slowdowns = slowdowns
+        self._step_entries = entries
+        self._lanes: dict[int, _Lane] = {}
+        self._ready_s = np.zeros(0)
+        self._left_s = np.zeros(0)
+        self._issued = 0
+        self._waits: dict[int, list[Item]] = {}
+        self._cuts: list[int] = []  # entries before which a pass must end, ascending
+        self._free_s = 0.0
+        self._begun_s: float | None = None  # start of the entry that is on, if a pass was cut inside it
+
+    @property
+    def issued(self) -> int:
+        return self._issued
+
+    def reserve(self, entries: int) -> None:
+        """Make room for so many entries in all."""
+        for name in ("start_s", "end_s", "_ready_s", "_left_s"):
+            setattr(self, name, np.zeros(entries))
+
+    def issue(self, issue_s: np.ndarray, duration_s: np.ndarray) -> None:
+        """Append entries to the compute stream."""
+        part = slice(self._issued, self._issued + len(issue_s))
+        self._ready_s[part] = issue_s + self.latency_s
+        self._left_s[part] = duration_s
+        self._issued = part.stop
+
+    def wait(self, items: list[Item]) -> None:
+        """The next entry issued to the compute stream starts after these."""
+        self._waits.setdefault(self._issued, []).extend(items)
+        self._cut(self._issued)
+
+    def add(self, item: Item) -> None:
+        """Append to the item's lane."""
+        self.items.append(item)
+        self._lanes.setdefault(item.lane, _Lane()).waiting.append(item)
+        for entry in item.after_entries:
+            self._cut(entry + 1)
+
+    def _cut(self, entry: int) -> None:
+        if entry > self.done and (not self._cuts or entry > self._cuts[-1]):
+            self._cuts.append(entry)
+        elif entry > self.done and entry not in self._cuts:
+            self._cuts = sorted({*self._cuts, entry})
+
+    def run_until(self, entry: int) -> None:
+        """All entries before this one have ended."""
+        while self.done < entry:
+            for item in self._waits.pop(self.done, []):
+                self.finish(item)
+                self._free_s = max(self._free_s, item.end_s)
+            self._pass(entry)
+
+    def run_all(self) -> None:
+        """Everything issued has ended."""
+        self.run_until(self._issued)
+        for item in self.items:
+            self.finish(item)
+
+    def finish(self, item: Item) -> None:
+        """The item has ended, the compute stream standing still meanwhile (it has nothing more to do before that)."""
+        while not item.is_done:
+            self._start_lanes(self._free_s)
+            running = [lane.running for lane in self._lanes.values() if lane.running is not None]
+            starts_s = [start_s for lane in self._lanes.values() if (start_s := self._next_start_s(lane)) is not None]
+            ends_s = [self._free_s + each.left_s for each in running]
+            events_s = [*ends_s, *(start_s for start_s in starts_s if start_s > self._free_s)]
+            if not events_s:
+                raise RuntimeError(f"communication {item.number} waits for work that was never issued")
+            self._idle_until(min(events_s))
+
+    def _idle_until(self, time_s: float) -> None:
+        for lane in self._lanes.values():
+            if lane.running is not None:
+                self._advance(lane, time_s - self._free_s, time_s)
+        self._free_s = time_s
+
+    def _advance(self, lane: _Lane, work_s: float, time_s: float) -> None:
+        item = lane.running
+        assert item is not None
+        item.left_s -= work_s
+        if item.left_s <= 1e-12:
+            item.end_s = time_s
+            lane.running, lane.free_s = None, time_s
+
+    def _next_start_s(self, lane: _Lane) -> float | None:
+        """When the lane's next item can start, None while that is not known."""
+        if lane.running is not None or not lane.waiting:
+            return None
+        item = lane.waiting[0]
+        if any(entry >= self.done for entry in item.after_entries) or any(not each.is_done for each in item.after_items):
+            return None
+        ends_s = [*(float(self.end_s[entry]) for entry in item.after_entries), *(each.end_s for each in item.after_items)]
+        return max(item.ready_s, lane.free_s, *ends_s)
+
+    def _start_lanes(self, time_s: float) -> None:
+        for lane in self._lanes.values():
+            while (start_s := self._next_start_s(lane)) is not None and start_s <= time_s:
+                if self._holds(lane.waiting[0], time_s):
+                    break
+                item = lane.running = lane.waiting.popleft()
+                item.start_s, item.left_s = start_s, item.duration_s
+                self._advance(lane, time_s - start_s, min(time_s, start_s + item.duration_s))
+
+    def _holds(self, item: Item, time_s: float) -> bool:
+        """Whether the entry that is on has no room yet: the item is then ready at the end of its wave, or of it."""
+        if item.has_waited or item.kind < 0 or self._begun_s is None:
+            return False
+        item.has_waited = True
+        wave_s = float(self._slowdowns[item.kind].wave_s[self.done % self._step_entries])
+        if wave_s <= 0:
+            return False
+        room_s = self._begun_s + math.ceil((time_s - self._begun_s) / wave_s) * wave_s
+        item.ready_s = min(room_s, time_s + float(self._left_s[self.done]))
+        return item.ready_s > time_s
+
+    def _pass(self, entry: int) -> None:
+        """Entries up to the next cut, or up to where an item starts or ends."""
+        self._start_lanes(self._free_s)
+        while self._cuts and self._cuts[0] <= self.done:
+            self._cuts.pop(0)
+        stop = min(entry, self._cuts[0] if self._cuts else entry)
+        running = [lane for lane in self._lanes.values() if lane.running is not None]
+        starts_s = [start_s for lane in self._lanes.values() if (start_s := self._next_start_s(lane)) is not None]
+        if running or starts_s:
+            stop = min(stop, self.done + CHUNK)
+        part = slice(self.done, stop)
+        duration_s = self._left_s[part] * self._compute_factor(running, part)
+        total_s = np.cumsum(duration_s)
+        ready_s = self._ready_s[part].copy()
+        ready_s[0] = max(ready_s[0], self._free_s)
+        end_s = total_s + np.maximum.accumulate(ready_s - (total_s - duration_s))
+        start_s = end_s - duration_s
+        event_s = min([*starts_s, *(self._end_of(lane, start_s, end_s, part) for lane in running)], default=np.inf)
+        whole = int(np.searchsorted(end_s, event_s, side="right"))
+        self._advance_running(running, start_s, end_s, part, min(event_s, float(end_s[-1])))
+        self._finish_entries(start_s[:whole], end_s[:whole])
+        if whole < len(end_s):
+            self._split(float(start_s[whole]), float(duration_s[whole]), event_s)
+
+    def _finish_entries(self, start_s: np.ndarray, end_s: np.ndarray) -> None:
+        if not len(end_s):
+            return
+        part = slice(self.done, self.done + len(end_s))
+        self.start_s[part], self.end_s[part] = start_s, end_s
+        if self._begun_s is not None:
+            self.start_s[self.done], self._begun_s = self._begun_s, None
+        self.done = part.stop
+        self._free_s = float(end_s[-1])
+
+    def _split(self, start_s: float, duration_s: float, event_s: float) -> None:
+        """The entry that is on, or not begun, when the rates change."""
+        self._free_s = event_s
+        if start_s >= event_s:
+            return
+        if self._begun_s is None:
+            self._begun_s = start_s
+        self._left_s[self.done] *= 1 - (event_s - start_s) / duration_s
+
+    def _columns(self, part: slice) -> np.ndarray:
+        return np.arange(part.start, part.stop) % self._step_entries
+
+    def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray | float:
+        factor: np.ndarray | float = 1.0
+        for lane in running:
+            if lane.running is not None and lane.running.kind >= 0:
+                factor = factor * self._slowdowns[lane.running.kind].compute_factor[self._columns(part)]
+        return factor
+
+    def _rates(self, item: Item, part: slice) -> np.ndarray:
+        if item.kind < 0:
+            return np.ones(part.stop - part.start)
+        return np.asarray(1 / self._slowdowns[item.kind].communication_factor[self._columns(part)])
+
+    def _progress(self, item: Item, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Work of the item done when each entry starts and ends: all of the time in gaps, less beside entries."""
+        gaps_s = start_s - np.concatenate([[self._free_s], end_s[:-1]])
+        beside_s = (end_s - start_s) * self._rates(item, part)
+        at_end_s = np.cumsum(gaps_s + beside_s)
+        return at_end_s - beside_s, at_end_s
+
+    def _end_of(self, lane: _Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
+        """When the running item ends, if nothing else changes; infinity if not within these entries."""
+        item = lane.running
+        assert item is not None
+        at_start_s, at_end_s = self._progress(item, start_s, end_s, part)
+        index = int(np.searchsorted(at_end_s, item.left_s))
+        if index == len(at_end_s):
+            return float(np.inf)
+        missing_s = item.left_s - float(at_start_s[index])
+        if missing_s <= 0:
+            return float(start_s[index]) + missing_s
+        return float(start_s[index]) + missing_s / float(self._rates(item, part)[index])
+
+    def _advance_running(
+        self, running: list[_Lane], start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float
+    ) -> None:
+        """Bring running items to ``time_s``, where the pass ended."""
+        for lane in running:
+            item = lane.running
+            assert item is not None
+            at_start_s, at_end_s = self._progress(item, start_s, end_s, part)
+            index = min(int(np.searchsorted(end_s, time_s)), len(end_s) - 1)
+            if time_s <= start_s[index]:
+                work_s = float(at_start_s[index]) - float(start_s[index] - time_s)
+            else:
+                work_s = float(at_start_s[index]) + (time_s - float(start_s[index])) * float(
+                    self._rates(item, part)[index]
+                )
+            self._advance(lane, work_s, time_s)

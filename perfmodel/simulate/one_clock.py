@@ -1,0 +1,74 @@
+"""The engine where host and device are one processor: every duration is host time, and only communication runs beside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
+from perfmodel.simulate.engine import spans
+from perfmodel.simulate.step_work import BLOCKING, StepWork
+from perfmodel.simulate.timeline import Communication, Timeline
+
+
+def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
+    """A step in which operators and host costs add up.
+
+    Collectives beside the compute stream start when they are issued, one after another on each stream, and take what
+    they take alone; the host waits for those that the compute stream waits for.
+    """
+    columns = program.instructions
+    own_s = work.host_s.copy()
+    is_work = work.kernels > 0
+    np.add.at(own_s, work.position[is_work], work.duration_s[is_work])
+    waited_s, beside = _communicate(program, work, np.cumsum(own_s))
+    until_s = np.cumsum(own_s + waited_s)
+    boundaries_s = np.concatenate([[0.0], until_s])
+    position = work.position[work.launches]
+    end_s, duration_s = until_s[position], work.duration_s[work.launches]
+    blocking = np.flatnonzero(work.source == BLOCKING)
+    for entry in blocking.tolist():
+        at = int(work.position[entry])
+        end, start = float(until_s[at]), float(until_s[at] - work.duration_s[entry])
+        beside.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, start, start, end))
+    marks_s = boundaries_s[work.position[work.marks]].tolist()
+    return Timeline(
+        operation=columns.a[position],
+        run=columns.run[position],
+        module=program.modules[position],
+        stream=columns.stream[position],
+        host_start_s=end_s - duration_s - work.host_s[position],
+        issue_s=end_s - duration_s,
+        start_s=end_s - duration_s,
+        end_s=end_s,
+        phases=spans(program, marks_s),
+        host_spans=spans(program, marks_s),
+        step_time_s=float(boundaries_s[-1]),
+        synced_step_time_s=float(boundaries_s[-1]),
+        host_busy_s=float(work.host_s.sum()),
+        communications=tuple(sorted(beside, key=lambda each: each.start_s)),
+    )
+
+
+def _communicate(program: Program, work: StepWork, until_s: np.ndarray) -> tuple[np.ndarray, list[Communication]]:
+    """Seconds the host waits at each instruction, and the communications beside it."""
+    columns = program.instructions
+    waits_s = np.zeros(len(until_s))
+    found: list[Communication] = []
+    ends_s: dict[int, float] = {}  # by stream: of what it was given so far
+    marks_s: dict[int, float] = {}
+    late_s = 0.0
+    for at in work.actions:
+        kind, stream, number = int(columns.kind[at]), int(columns.stream[at]), int(columns.a[at])
+        now_s = float(until_s[at]) + late_s
+        if kind == RECORD:
+            marks_s[number] = now_s if stream == COMPUTE else ends_s.get(stream, 0.0)
+        elif kind == COLLECTIVE:
+            start_s = max(now_s, ends_s.get(stream, 0.0))
+            ends_s[stream] = start_s + float(work.collective_s[number])
+            found.append(Communication(number, int(columns.run[at]), stream, now_s, start_s, ends_s[stream]))
+        elif kind == WAIT and stream == COMPUTE:
+            waits_s[at] = max(marks_s[number] - now_s, 0.0)
+            late_s += float(waits_s[at])
+        elif kind == WAIT:
+            ends_s[stream] = max(ends_s.get(stream, 0.0), marks_s[number])
+    return waits_s, found

@@ -1,0 +1,119 @@
+"""A step as the engine takes it: entries of the compute stream, host costs, and where clocks and streams meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
+from perfmodel.simulate.device import Slowdown
+from perfmodel.workload.trace_file import EventKind
+
+LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the compute stream, the start of a phase
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The same for every step. Columns by entry of the compute stream, in the order in which they are issued.
+
+    position: among the instructions; a mark is issued ahead of the instruction it stands at. source: LAUNCH, BLOCKING
+    or MARK. duration_s: device seconds, 0 for marks. kernels: device launches, 0 for marks. host_s: host seconds of
+    every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
+    seconds of each of the program's collectives alone. slowdowns: by collective.
+    """
+
+    position: np.ndarray
+    source: np.ndarray
+    duration_s: np.ndarray
+    kernels: np.ndarray
+    host_s: np.ndarray
+    actions: tuple[int, ...]
+    collective_s: np.ndarray
+    slowdowns: tuple[Slowdown, ...]
+
+    @cached_property
+    def host_until_s(self) -> np.ndarray:
+        """Host seconds before each instruction, and those of the whole step."""
+        return np.concatenate([[0.0], np.cumsum(self.host_s)])
+
+    @cached_property
+    def entry_host_s(self) -> np.ndarray:
+        """Host seconds of the step until each entry is issued."""
+        return self.host_until_s[self.position + (self.source != MARK)]
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Ascending: twice the position, and one more unless it is a mark."""
+        return 2 * self.position + (self.source != MARK)
+
+    @cached_property
+    def launches(self) -> np.ndarray:
+        """Entries that are operators."""
+        return np.flatnonzero(self.source == LAUNCH)
+
+    @cached_property
+    def marks(self) -> np.ndarray:
+        """Entries that are the starts of phases, and the end of the step."""
+        return np.flatnonzero(self.source == MARK)
+
+
+def launched_positions(program: Program, kernels: np.ndarray) -> np.ndarray:
+    """Where the launches stand among the instructions. kernels: by distinct operation, 0 where nothing is launched."""
+    columns = program.instructions
+    positions = columns.launches
+    return np.asarray(positions[kernels[columns.a[positions]] > 0])
+
+
+def step_work(
+    program: Program,
+    duration_s: np.ndarray,
+    kernels: np.ndarray,
+    host_s: np.ndarray,
+    collective_s: np.ndarray | None = None,
+    slowdowns: tuple[Slowdown, ...] = (),
+) -> StepWork:
+    """Columns of a step.
+
+    duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
+    instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch.
+    """
+    columns = program.instructions
+    seconds = np.zeros(0) if collective_s is None else collective_s
+    launched = launched_positions(program, kernels)
+    is_collective = columns.kind == COLLECTIVE
+    blocking = np.flatnonzero(is_collective & (columns.stream == COMPUTE))
+    marks = np.append(run_starts(program), len(columns.kind))
+    position = np.concatenate([launched, blocking, marks])
+    source = np.repeat([LAUNCH, BLOCKING, MARK], [len(launched), len(blocking), len(marks)])
+    order = np.argsort(2 * position + (source != MARK), kind="stable")
+    lasts = np.concatenate([duration_s, seconds[columns.a[blocking]], np.zeros(len(marks))])
+    counts = np.concatenate([kernels[columns.a[launched]], np.ones(len(blocking)), np.zeros(len(marks))])
+    meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective & (columns.stream != COMPUTE))
+    return StepWork(
+        position[order],
+        source[order],
+        lasts[order],
+        counts[order].astype(np.int64),
+        host_s,
+        tuple(np.flatnonzero(meets).tolist()),
+        seconds,
+        tuple(_by_entry(each, order, len(launched)) for each in slowdowns),
+    )
+
+
+def _by_entry(slowdown: Slowdown, order: np.ndarray, launches: int) -> Slowdown:
+    """Columns by entry from those by launch; what is no operator neither slows nor is slowed."""
+
+    def spread(column: np.ndarray, otherwise: float) -> np.ndarray:
+        return np.concatenate([column, np.full(len(order) - launches, otherwise)])[order]
+
+    return Slowdown(
+        spread(slowdown.compute_factor, 1.0), spread(slowdown.communication_factor, 1.0), spread(slowdown.wave_s, 0.0)
+    )
+
+
+def run_starts(program: Program) -> np.ndarray:
+    """Instruction position at which each run of the program begins."""
+    return np.searchsorted(program.instructions.run, np.arange(len(program.runs)), side="left")

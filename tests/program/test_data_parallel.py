@@ -1,0 +1,170 @@
+"""What each form of data parallelism puts into a program: whole lists of instructions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, StorageKind, Trace
+
+SIZES = (100, 300, 50)  # elements of parameters 0, 1, 2; gradients become ready as 2, 0, 1
+READY = (2, 0, 1)
+
+
+def trace(micro_batches: int = 1) -> Trace:
+    events: list[tuple[int, int]] = []
+    segments: list[Segment] = []
+
+    def phase(name: str, micro_batch: int, rows: list[tuple[int, int]]) -> None:
+        segments.append(Segment(name, micro_batch, len(events), len(events) + len(rows)))
+        events.extend(rows)
+
+    for micro_batch in range(micro_batches):
+        phase("forward", micro_batch, [(EventKind.OP, 0)])
+        backward = [row for index in READY for row in ((EventKind.OP, 1), (EventKind.GRAD_READY, index))]
+        phase("backward", micro_batch, backward)
+    phase("optimizer", -1, [(EventKind.OP, 2)])
+    kind, a = (np.array([event[column] for event in events], dtype=np.int64) for column in (0, 1))
+    step = StepEvents(kind, a, np.zeros_like(a), tuple(segments))
+    operations = tuple(Operation(f"aten.op{index}.default") for index in range(3))
+    parameters = tuple(
+        Parameter(f"p{index}", TensorSpec.parse(f"float32[{size}]"), index) for index, size in enumerate(SIZES)
+    )
+    return Trace({}, {}, operations, (), (), (), parameters, (), step, step)
+
+
+def scenario(strategy: str, accumulation: int = 1, dp: int = 4, **parallelism: object) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "model": {"family": "gpt", "size": "tiny"},
+            "batch": {"size": 1, "sequence_length": 8},
+            "training": {"gradient_accumulation": accumulation},
+            "parallelism": {"dp": dp, "strategy": strategy, **parallelism},
+            "hardware": {"profile": "any", "gpus": dp},
+        }
+    )
+
+
+def program(strategy: str, accumulation: int = 1, **parallelism: object) -> Program:
+    return data_parallel_program(scenario(strategy, accumulation, **parallelism), trace(min(accumulation, 2)))
+
+
+def spelt(made: Program) -> list[str]:
+    """One word an instruction, stream and call with it where they are not the usual ones."""
+    columns = made.instructions
+    names = {COLLECTIVE: "reduce", RECORD: "record", WAIT: "wait", HOST: "host"}
+    found = []
+    for kind, a, stream, call in zip(columns.kind, columns.a, columns.stream, columns.call, strict=True):
+        if kind == EventKind.OP:
+            word = made.operations[a].base_name
+        elif kind == COLLECTIVE:
+            word = f"reduce {made.collectives[a].size_bytes}"
+        else:
+            word = f"{names.get(int(kind), EventKind(int(kind)).name.lower() if kind < 16 else '')} {a}"
+        call_text = f" <{columns.calls[call]}>" if call >= 0 else ""
+        found.append(f"{'@' if stream else ''}{word}{call_text}")
+    return found
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    made = data_parallel_program(scenario("ddp", dp=1), trace())
+    assert (made.edits, made.collectives, made.persistent) == ((), (), ())
+
+
+def test_naive_reduces_each_gradient_after_backward() -> None:
+    made = program("naive")
+    assert [run.phase for run in made.runs] == ["forward", "backward", "reduce", "optimizer"]
+    assert spelt(made)[7:] == [
+        "reduce 400 <all_reduce>",
+        "reduce 1200 <all_reduce>",
+        "reduce 200 <all_reduce>",
+        "op2",
+    ]
+
+
+def test_flat_copies_all_gradients_into_one_buffer_and_back() -> None:
+    made = program("flat")
+    storage = next(row.a for edit in made.edits for row in edit.instructions if row.kind == EventKind.ALLOC)
+    assert spelt(made)[7:] == [
+        f"alloc {storage}",
+        "cat <flatten>",
+        "reduce 1800 <all_reduce>",
+        "_foreach_copy_ <unflatten>",
+        f"free {storage}",
+        "op2",
+    ]
+    assert made.first_edits[0].instructions == made.edits[0].instructions
+
+
+def test_overlap_reduces_each_gradient_as_it_becomes_ready() -> None:
+    made = program("overlap")
+    expected = ["op0"]
+    for order, size in enumerate((200, 400, 1200)):
+        before, after = 2 * order, 2 * order + 1
+        expected += ["op1", f"grad_ready {READY[order]}", f"record {before}", f"@wait {before}"]
+        expected += [f"@reduce {size} <all_reduce async>", f"@record {after}"]
+    assert spelt(made) == [*expected, "wait 1 <wait>", "wait 3 <wait>", "wait 5 <wait>", "op2"]
+
+
+def test_ddp_copies_gradients_into_buckets_and_out_again() -> None:
+    cap_mb = 500 / 2**20  # 200 + 400 bytes fill the first bucket
+    made = program("ddp", bucket_cap_mb=cap_mb)
+    assert spelt(made) == [
+        "host 0 <ddp forward>",
+        "op0",
+        "op1",
+        "grad_ready 2",
+        "mul <ddp parameter>",
+        "op1",
+        "grad_ready 0",
+        "mul <ddp parameter>",
+        "record 0",
+        "@wait 0",
+        "@reduce 600 <ddp bucket>",
+        "@record 1",
+        "op1",
+        "grad_ready 1",
+        "mul <ddp parameter>",
+        "record 2",
+        "@wait 2",
+        "@reduce 1200 <ddp bucket>",
+        "@record 3",
+        "wait 1 <wait>",
+        "copy_ <ddp parameter>",
+        "copy_ <ddp parameter>",
+        "wait 3 <wait>",
+        "copy_ <ddp parameter>",
+        "op2",
+    ]
+    assert [(storage.bytes, storage.kind) for storage in made.persistent] == [
+        (600, StorageKind.GRADIENT),
+        (1200, StorageKind.GRADIENT),
+    ]
+
+
+def test_gradients_that_are_views_of_buckets_are_not_copied_out() -> None:
+    words = spelt(program("ddp", bucket_cap_mb=500 / 2**20, gradient_as_bucket_view=True))
+    assert words[-3:] == ["wait 1 <wait>", "wait 3 <wait>", "op2"]
+    assert not any(word.startswith("copy_") for word in words)
+
+
+@pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "ddp"])
+def test_accumulation_reduces_once_in_the_last_micro_batch(strategy: str) -> None:
+    made = program(strategy, accumulation=3)
+    columns = made.instructions
+    reduced = {
+        made.runs[run].phase + str(made.runs[run].micro_batch) for run in columns.run[columns.kind == COLLECTIVE]
+    }
+    assert reduced == ({"reduce-1"} if strategy in ("naive", "flat") else {"backward2"})
+    total = sum(made.collectives[a].size_bytes for a in columns.a[columns.kind == COLLECTIVE])
+    assert total == 4 * sum(SIZES)
+
+
+def test_trace_events_keep_their_places() -> None:
+    made = program("ddp")
+    columns = made.instructions
+    assert columns.event[columns.event >= 0].tolist() == list(range(len(made.trace.steady.kind)))

@@ -1,0 +1,172 @@
+"""Known answers of streams that meet: collectives beside and on the compute stream. Seconds are whole for legibility."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.hardware.profile import Launch
+from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Collective, Edit, Inserted, Program
+from perfmodel.simulate.device import Slowdown
+from perfmodel.simulate.engine import simulate
+from perfmodel.simulate.one_clock import simulate_one_clock
+from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timeline import Timeline
+
+from .steps import ops, program_of
+
+WIRE = 1
+FAST_HOST = Launch(latency_s=0.0, queue_depth=1000)
+
+
+def reduce_async(number: int, marks: int) -> tuple[Inserted, ...]:
+    """What c10d does for an asynchronous collective; its end is mark ``marks + 1``."""
+    return (
+        Inserted(RECORD, marks),
+        Inserted(WAIT, marks, stream=WIRE),
+        Inserted(COLLECTIVE, number, stream=WIRE),
+        Inserted(RECORD, marks + 1, stream=WIRE),
+    )
+
+
+def with_edits(program: Program, *edits: Edit, collectives: int = 1) -> Program:
+    made = tuple(Collective("all_reduce", "float32", 4 * (index + 1), 2) for index in range(collectives))
+    return replace(program, edits=edits, collectives=made)
+
+
+def run(
+    program: Program,
+    device_s: list[float],
+    collective_s: list[float],
+    slowed: list[tuple[list[float], list[float], list[float]]] | None = None,
+    host_s: float = 1e-6,
+    launch: Launch = FAST_HOST,
+    simulator=None,
+) -> Timeline:
+    """slowed: by collective, compute factor, communication factor and wave of each operation."""
+    launched = np.array([1 if seconds > 0 else 0 for seconds in device_s])
+    operation = program.instructions.a[launched_positions(program, launched)]
+    slowdowns = tuple(Slowdown(*(np.array(column)[operation] for column in each)) for each in slowed or ())
+    host = np.full(len(program.instructions.kind), host_s)
+    work = step_work(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns)
+    return simulator(program, work) if simulator else simulate(program, work, launch)
+
+
+def overlapped(*kernels: int, at: int, wait_at: int | None = None) -> Program:
+    """The kernels in order, a collective after the first ``at`` of them, awaited before kernel ``wait_at`` or at the end."""
+    program = program_of(("backward", 0, ops(*kernels)))
+    wait = len(kernels) if wait_at is None else wait_at
+    return with_edits(program, Edit(0, at, reduce_async(0, 0)), Edit(0, wait, (Inserted(WAIT, 1),)))
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, abs=1e-3)
+
+
+def test_a_collective_beside_long_work_is_hidden() -> None:
+    timeline = run(overlapped(0, 0, 0, at=1), [10.0], [5.0])
+    assert timeline.step_time_s == near(30.0)
+    (each,) = timeline.communications
+    assert (each.end_s - each.start_s, each.start_s - timeline.end_s[0]) == (near(5.0), near(0.0))
+    assert (timeline.communication_s, timeline.exposed_communication_s) == (near(5.0), near(0.0))
+
+
+def test_what_work_does_not_hide_is_exposed() -> None:
+    timeline = run(overlapped(0, 1, 1, at=1), [10.0, 2.0], [25.0])
+    assert timeline.step_time_s == near(35.0)
+    assert timeline.exposed_communication_s == near(25.0 - 4.0)
+
+
+def test_later_work_waits_where_the_stream_waits() -> None:
+    timeline = run(overlapped(0, 1, 1, at=1, wait_at=2), [10.0, 2.0], [25.0])
+    assert timeline.step_time_s == near(37.0)
+    assert timeline.start_s[2] - timeline.end_s[0] == near(25.0)
+
+
+def test_a_collective_on_the_compute_stream_is_exposed_whole() -> None:
+    program = with_edits(program_of(("backward", 0, ops(0, 0))), Edit(0, 1, (Inserted(COLLECTIVE, 0),)))
+    timeline = run(program, [10.0], [7.0])
+    assert timeline.step_time_s == near(27.0)
+    assert timeline.start_s[1] - timeline.end_s[0] == near(7.0)
+    assert timeline.exposed_communication_s == near(7.0)
+    assert [each.stream for each in timeline.communications] == [COMPUTE]
+
+
+def test_collectives_of_one_stream_follow_each_other() -> None:
+    program = program_of(("backward", 0, ops(0, 0, 0)))
+    edits = (
+        Edit(0, 1, reduce_async(0, 0)),
+        Edit(0, 2, reduce_async(1, 2)),
+        Edit(0, 3, (Inserted(WAIT, 1), Inserted(WAIT, 3))),
+    )
+    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [15.0, 4.0])
+    assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(15.0)]
+    assert timeline.step_time_s == near(30.0)  # 10 + 15 + 4 ends before the third kernel does
+
+
+def test_both_slow_each_other_while_they_run_together() -> None:
+    # The collective (alone 6) takes 12 beside kernels that take 20 instead of 10: it ends when 6 of the second are done.
+    timeline = run(overlapped(0, 0, 0, at=1), [10.0], [6.0], [([2.0], [2.0], [0.0])])
+    (each,) = timeline.communications
+    assert each.end_s - each.start_s == near(12.0)
+    assert timeline.end_s - timeline.start_s == pytest.approx([10.0, 16.0, 10.0], abs=1e-3)
+    assert timeline.step_time_s == near(36.0)
+
+
+def test_a_collective_goes_on_at_full_speed_where_nothing_computes() -> None:
+    # Beside 10 s of work at half speed it gets 5 of its 8 done; the other 3 are exposed.
+    timeline = run(overlapped(0, 0, at=1), [10.0], [8.0], [([1.0], [2.0], [0.0])])
+    assert timeline.step_time_s == near(23.0)
+    assert timeline.exposed_communication_s == near(3.0)
+
+
+def test_a_collective_that_arrives_late_waits_for_room() -> None:
+    # Two collectives, the first ending 3 s into a kernel of 10 s: room comes when its wave of 4 s ends.
+    program = program_of(("backward", 0, ops(0, 0)))
+    edits = (Edit(0, 1, (*reduce_async(0, 0), *reduce_async(1, 2))), Edit(0, 2, (Inserted(WAIT, 1), Inserted(WAIT, 3))))
+    free, waves = [1.0], [4.0]
+    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [3.0, 2.0], [(free, free, waves)] * 2)
+    assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(4.0)]
+
+
+def test_one_clock_waits_for_what_runs_beside_it() -> None:
+    timeline = run(overlapped(0, 1, at=1), [10.0, 2.0], [5.0], simulator=simulate_one_clock)
+    assert timeline.step_time_s == near(15.0)
+    assert timeline.communications[0].end_s == near(15.0)
+
+
+def test_a_wait_for_nothing_is_refused() -> None:
+    program = with_edits(program_of(("backward", 0, ops(0))), Edit(0, 1, (Inserted(WAIT, 7),)))
+    with pytest.raises(KeyError):
+        run(program, [1.0], [1.0])
+
+
+seconds = st.floats(0.1, 10.0)
+
+
+@given(
+    device_s=st.lists(seconds, min_size=2, max_size=6),
+    collective_s=seconds,
+    factors=st.tuples(st.floats(1, 3), st.floats(1, 3)),
+    faster=st.floats(0.1, 1.0),
+    host_s=st.floats(1e-4, 2.0),
+)
+def test_a_faster_wire_is_never_slower(device_s, collective_s, factors, faster, host_s) -> None:
+    program = overlapped(*range(len(device_s)), at=1)
+    compute, communication = factors
+    slowed = [([compute] * len(device_s), [communication] * len(device_s), [0.0] * len(device_s))]
+    launch = Launch(latency_s=0.5, queue_depth=4)
+    slow = run(program, device_s, [collective_s], slowed, host_s, launch)
+    fast = run(program, device_s, [collective_s * faster], slowed, host_s, launch)
+    assert fast.step_time_s <= slow.step_time_s * (1 + 1e-9)
+
+
+@given(device_s=st.lists(seconds, min_size=2, max_size=6), collective_s=seconds, host_s=st.floats(1e-4, 2.0))
+def test_the_step_is_at_least_its_critical_path(device_s, collective_s, host_s) -> None:
+    timeline = run(overlapped(*range(len(device_s)), at=1), device_s, [collective_s], host_s=host_s)
+    assert timeline.step_time_s >= max(sum(device_s), device_s[0] + collective_s) * (1 - 1e-9)
+    assert 0 <= timeline.exposed_communication_s <= timeline.communication_s + 1e-9
