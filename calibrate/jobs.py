@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.program.program import Program
 from perfmodel.workload.keys import kernel_key, uses_tf32
 from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, StepEvents, Trace
+from perfmodel.workload.trace_file import EventKind, StepEvents
 
 
 class Job(NamedTuple):
@@ -28,15 +29,17 @@ def job(operation: Operation, origin: str, matmul_tf32: bool = False) -> Job:
     return Job(kernel_key(operation, matmul_tf32), operation, tf32, origin)
 
 
-def trace_jobs(trace: Trace, matmul_tf32: bool) -> list[Job]:
-    """One job for every distinct operator that the steps of ``trace`` run on the device, in order of first use."""
+def program_jobs(program: Program, matmul_tf32: bool) -> list[Job]:
+    """One job for every distinct operator that the steps of ``program`` run on the device, in order of first use, those
+    that its strategy inserts last.
+    """
+    trace = program.trace
+    indices = [index for events in (trace.steady, trace.first) for index in _operations_of(events)]
     found: dict[str, Job] = {}
-    for events in (trace.steady, trace.first):
-        for index in _operations_of(events):
-            operation = trace.operations[index]
-            if operation.runs_on_device:
-                wanted = job(operation, "scenario", matmul_tf32)
-                found.setdefault(wanted.key, wanted)
+    for operation in (*(trace.operations[index] for index in indices), *program.extra_operations):
+        if operation.runs_on_device:
+            wanted = job(operation, "scenario", matmul_tf32)
+            found.setdefault(wanted.key, wanted)
     return list(found.values())
 
 

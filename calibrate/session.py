@@ -14,7 +14,7 @@ import torch
 from calibrate import machine, sentinels
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
-from calibrate.jobs import Job, chosen, job, missing, trace_jobs
+from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.measuring import OUT_OF_MEMORY, Bench, failure, observe_jobs, time_jobs, unobserved
 from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Stopwatch
@@ -22,6 +22,7 @@ from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import single_device_program
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
@@ -131,7 +132,7 @@ def _open(output: Path, device: str, name: str | None, existing: bool, only: Seq
 
 def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, list[Job]]:
     trace = get_trace(scenario, allow_import)
-    return scenario, trace, trace_jobs(trace, scenario.matmul_tf32)
+    return scenario, trace, program_jobs(data_parallel_program(scenario, trace), scenario.matmul_tf32)
 
 
 def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:

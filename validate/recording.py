@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,20 @@ def _segment(segment: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def record_trace(step: TrainingStep, path: Path) -> None:
-    """One steady step under torch's profiler, phases as ranges named ``perfmodel::<phase>``: a Chrome trace.
+def record_trace(step: TrainingStep, path: Path, steps: int = 1) -> None:
+    """Steady steps under torch's profiler, phases as ranges named ``perfmodel::<phase>``: a Chrome trace.
 
-    A step before it takes what the profiler's own start costs.
+    A step before them takes what the profiler's own start costs. Several are ranges ``ProfilerStep#<number>`` too.
     """
     cuda = step.device_type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    for _ in range(2):
+    for count in (1, steps):
         with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-            step.run(_phase_ranges())
+            for number in range(count):
+                with torch.profiler.record_function(f"ProfilerStep#{number}") if steps > 1 else nullcontext():
+                    step.run(_phase_ranges())
             if cuda:
                 torch.cuda.synchronize()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Measure scenarios by running them: each in a process of its own, so that one that fails or hangs loses no other."""
+"""Measure scenarios by running them: each in processes of its own, so that one that fails or hangs loses no other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrate.ranks import GROUP_TIMEOUT_S, Launch, of_rank_path, run_ranks
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.measurement import Measurement, load_measurement, save_measurement
+from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.units import format_bytes, format_seconds
 from validate.cases import Case, Split, resolved_scenario
+from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 300.0
 LONGEST_CAUSE = 200
+FORMS = ("naive", "flat", "overlap", "ddp")
 
 
 @dataclass
@@ -47,6 +50,7 @@ def measure(
     group: str = "own",
     allow_import: bool = False,
     timeout_s: float = TIMEOUT_S,
+    group_timeout_s: float = GROUP_TIMEOUT_S,
     trace: Path | None = None,
     history: Path | None = None,
     effort: Effort | None = None,
@@ -57,6 +61,10 @@ def measure(
     60 steps (about 3 s) without synchronisation, timed by events on the device at every phase, in blocks between which
     the host's speed is taken; a loop with a synchronisation after each step, timed by the host. Data is random and
     resident on the device. On CPU: the same with one thread, the host's clock in both loops, and no memory.
+
+    A scenario of several GPUs runs on as many ranks, each a process with random data of its own, joined by its
+    ``hardware.interconnect``; every rank is measured so. With ``trace``, each writes one of four steps, from which the
+    overlap of communication and computation is taken.
 
     Parameters
     ----------
@@ -69,17 +77,20 @@ def measure(
         Whether a model target may be imported.
     timeout_s : float
         The whole process is killed after that, in seconds.
+    group_timeout_s : float
+        How long a rank waits for another before it gives up, in seconds.
     trace : Path, optional
-        Write a Chrome trace of one steady step there (``.json`` or ``.json.gz``).
+        Write a Chrome trace of one steady step there (``.json`` or ``.json.gz``); rank 0's of several, the others' go
+        beside it.
     history : Path, optional
-        Write the allocator's history of the first two steps there (gzip JSON; CUDA only).
+        Write the allocator's history of the first two steps there (gzip JSON; CUDA only); of several ranks, rank 0's.
     effort : Effort, optional
         Other numbers of steps.
 
     Raises
     ------
     PerfModelError
-        If the scenario asks for more than one GPU, or the run fails, runs out of memory or time.
+        If the scenario asks for what cannot be run here, or the run fails, runs out of memory or time.
     """
     name = scenario.name if name is None else name
     _check(scenario, name, device, history)
@@ -93,8 +104,12 @@ def measure(
         "trace": None if trace is None else str(trace.absolute()),
         "history": None if history is None else str(history.absolute()),
     }
+    settings = {} if effort is None else asdict(effort)
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
-        result = _run_worker(request, {} if effort is None else asdict(effort), Path(folder), timeout_s)
+        if scenario.parallelism.dp > 1:
+            request |= {"ranks": scenario.parallelism.dp, "group_timeout_s": min(group_timeout_s, timeout_s)}
+            return _measure_ranks(request, settings, Path(folder), timeout_s, trace)
+        result = _run_worker(request, settings, Path(folder), timeout_s)
     if "error" in result:
         raise PerfModelError(result["error"])
     return Measurement.model_validate(result["measurement"])
@@ -103,28 +118,43 @@ def measure(
 def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> None:
     if device not in ("cuda", "cpu"):
         raise PerfModelError(f"--device must be cuda or cpu (got {device!r}). Choose one.")
-    if scenario.hardware.gpus != 1:
+    section = scenario.parallelism
+    if section.dp != scenario.hardware.gpus:
         raise PerfModelError(
-            f"{name}: hardware.gpus must be 1 to be run here (got {scenario.hardware.gpus}). Set hardware.gpus to 1."
+            f"{name}: parallelism.dp must be hardware.gpus to be run here (got dp: {section.dp}, gpus: "
+            f"{scenario.hardware.gpus}). Set them alike."
         )
-    if scenario.parallelism.dp != 1 or scenario.parallelism.strategy != "none":
+    if section.dp == 1 and section.strategy != "none":
         raise PerfModelError(
-            f"{name}: parallelism must be dp: 1, strategy: none to be run here "
-            f"(got dp: {scenario.parallelism.dp}, strategy: {scenario.parallelism.strategy}). Leave it out."
+            f"{name}: parallelism.strategy must be none on one GPU (got dp: 1, strategy: {section.strategy}). "
+            "Leave it out."
+        )
+    if section.dp > 1 and (section.strategy not in FORMS or scenario.mode != "train"):
+        raise PerfModelError(
+            f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
+            f"{scenario.mode}, strategy: {section.strategy}). Choose one."
+        )
+    if section.dp > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
+        raise PerfModelError(
+            f"{name}: hardware.interconnect must be gloo on the CPU (got {scenario.hardware.interconnect}). "
+            "Leave it out."
+        )
+    if section.static_graph and scenario.training.gradient_accumulation > 1:
+        raise PerfModelError(
+            f"{name}: parallelism.static_graph must be false with gradient accumulation (got true with "
+            f"{scenario.training.gradient_accumulation} micro-batches): torch's no_sync does not work with it. "
+            "Leave one out."
         )
     if history is not None and device == "cpu":
         raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
 
 
 def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
-    name, asked, answered, log = request["name"], folder / "request.json", folder / "result.json", folder / "log"
-    asked.write_text(json.dumps({"request": request, "effort": effort}))
-    command = [sys.executable, "-m", "validate.worker", str(asked), str(answered)]
-    search_path = filter(None, [str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+    name, answered, log = request["name"], folder / "result.json", folder / "log"
+    command = [sys.executable, *_program(request, effort, folder)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            command, stdout=output, stderr=subprocess.STDOUT, env=_environment(), start_new_session=True
         )
         try:
             process.wait(timeout_s)
@@ -146,6 +176,43 @@ def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, t
         )
     result: dict[str, Any] = json.loads(answered.read_text())
     return result
+
+
+def _program(request: dict[str, Any], effort: dict[str, Any], folder: Path) -> list[str]:
+    """The worker as arguments of ``python``; its results go to ``folder / result.json``."""
+    asked = folder / "request.json"
+    asked.write_text(json.dumps({"request": request, "effort": effort}))
+    return ["-m", "validate.worker", str(asked), str(folder / "result.json")]
+
+
+def _environment() -> dict[str, str]:
+    search_path = filter(None, [str(ROOT), os.getcwd(), os.environ.get("PYTHONPATH")])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
+
+
+def _measure_ranks(
+    request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float, trace: Path | None
+) -> Measurement:
+    count, program = request["ranks"], _program(request, effort, folder)
+    run_ranks(Launch(request["name"], program, count, request["device"], folder, timeout_s, _environment()))
+    paths = [of_rank_path(folder / "result.json", rank) for rank in range(count)]
+    merged = merge_ranks([Measurement.model_validate(json.loads(path.read_text())["measurement"]) for path in paths])
+    if trace is None:
+        return merged
+    traces = [load_rank_trace(of_rank_path(trace, rank)) for rank in range(count)]
+    return merged.model_copy(update={"communication": communication_of(traces, TRACED_STEPS, LEAD_IN_STEPS)})
+
+
+def merge_ranks(ranks: Sequence[Measurement]) -> Measurement:
+    """One measurement of what each rank measured, rank 0's first: its columns, each step the slowest rank's."""
+    shared = RankSamples.model_fields
+    return ranks[0].model_copy(
+        update={
+            "step_s": tuple(map(max, zip(*(each.step_s for each in ranks), strict=True))),
+            "synced_step_s": tuple(map(max, zip(*(each.synced_step_s for each in ranks), strict=True))),
+            "ranks": tuple(RankSamples(**{name: getattr(each, name) for name in shared}) for each in ranks),
+        }
+    )
 
 
 def _last_line(text: str) -> str:

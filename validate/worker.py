@@ -1,6 +1,7 @@
 """One case, run in this process: build it, warm it up, time it. ``python -m validate.worker REQUEST RESULT``.
 
-Started by :mod:`validate.run`, which gives every case a process of its own.
+Started by :mod:`validate.run`, which gives every case a process of its own, or one for each of its ranks. Ranks decide
+together how many steps they run, and meet before each stretch of steps.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from calibrate.host_reference import HostReference
+from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.hardware.measurement import Measurement, StepMemory
@@ -33,7 +36,9 @@ from perfmodel.workload.models.step import (
 from perfmodel.workload.scenario import Scenario
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
+from validate.data_parallel import Ddp, make_form
 from validate.machine import GpuReading, machine
+from validate.overlap import TRACED_STEPS
 from validate.recording import AllocatorHistory, record_trace
 
 MEMORY_STEPS = 3
@@ -76,7 +81,9 @@ class Steady:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. scenario: as plain data. trace, history: where to write recordings, or None."""
+    """What to measure. scenario: as plain data. trace, history: where to write recordings, or None. ranks: processes
+    that run it together, each with a GPU. group_timeout_s: how long one waits for another.
+    """
 
     name: str
     split: str
@@ -86,10 +93,14 @@ class Request:
     allow_import: bool = False
     trace: str | None = None
     history: str | None = None
+    ranks: int = 1
+    group_timeout_s: float = GROUP_TIMEOUT_S
 
 
-def measure_here(request: Request, effort: Effort) -> Measurement:
+def measure_here(request: Request, effort: Effort, ranks: Ranks | Alone | None = None) -> Measurement:
     """Run the case in this process; see :func:`validate.run.measure` for what is measured and how.
+
+    ranks: the others that run it at the same time; None if there are none. The measurement is what this rank saw.
 
     Raises
     ------
@@ -103,7 +114,7 @@ def measure_here(request: Request, effort: Effort) -> Measurement:
         torch.set_num_threads(1)
     try:
         with precision_switches(scenario):
-            return _measure(request, effort, scenario, device)
+            return _measure(request, effort, scenario, device, ranks or Alone())
     except torch.OutOfMemoryError as error:
         total_bytes = torch.cuda.mem_get_info()[1]
         raise PerfModelError(
@@ -118,17 +129,20 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch.device) -> Measurement:
+def _measure(
+    request: Request, effort: Effort, scenario: Scenario, device: torch.device, ranks: Ranks | Alone
+) -> Measurement:
     history = AllocatorHistory() if request.history and device.type == "cuda" else None
-    step = _build(scenario, device, request.allow_import, history)
+    step = _build(scenario, device, request.allow_import, history, ranks)
     memory = _first_steps(step, history, request.history)
-    reading = GpuReading(device) if device.type == "cuda" else None
-    step_s, warmup_steps = _warm_up(step, effort)
+    reading = GpuReading(device) if device.type == "cuda" and ranks.rank == 0 else None
+    step_s, warmup_steps = _warm_up(step, effort, ranks)
     readings = reading.values() if reading is not None else {}
     scale = _scale(step)
     used_bytes, device_bytes = _device_memory(device)
     reference = HostReference(device.type)
-    steady = _steady(step, _blocks(effort.steady_steps(step_s), step_s), reference)
+    steady = _steady(step, _blocks(effort.steady_steps(step_s), step_s), reference, ranks)
+    ranks.together()
     synced_s = _synced(step, effort.synced_steps(step_s))
     if _scale(step) < scale:
         raise PerfModelError(
@@ -136,7 +150,8 @@ def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch
             "skipped). Measure again with a longer warm-up."
         )
     if request.trace is not None:
-        record_trace(step, Path(request.trace))
+        ranks.together()
+        record_trace(step, Path(request.trace), steps=1 if ranks.size == 1 else TRACED_STEPS)
     return Measurement.model_validate(
         {
             "name": request.name,
@@ -150,17 +165,23 @@ def _measure(request: Request, effort: Effort, scenario: Scenario, device: torch
             "memory": memory,
             "device_used_bytes": used_bytes,
             "device_bytes": device_bytes,
+            "ddp_buckets": step.reducer.buckets() if isinstance(step.reducer, Ddp) else None,
         }
     )
 
 
 def _build(
-    scenario: Scenario, device: torch.device, allow_import: bool, history: AllocatorHistory | None
+    scenario: Scenario,
+    device: torch.device,
+    allow_import: bool,
+    history: AllocatorHistory | None,
+    ranks: Ranks | Alone,
 ) -> TrainingStep:
     """Module, inputs and optimizer on the device, in an allocator that has held nothing else.
 
     Building and casting on the device leaves freed blocks behind, so on CUDA the module goes through the host and comes
-    back tensor by tensor in the order :func:`replace_tensors` promises.
+    back tensor by tensor in the order :func:`replace_tensors` promises. Ranks build the same module and then draw
+    samples of their own.
     """
     with torch.device(device):
         module = build_module(scenario, allow_import)
@@ -171,9 +192,13 @@ def _build(
         if history is not None:
             history.start()
         replace_tensors(module, lambda tensor: tensor.to(device))
+    form = make_form(scenario.parallelism) if ranks.size > 1 else None
+    if form is not None:
+        module = form.wrap(module)
+        torch.manual_seed(ranks.rank)
     inputs = make_inputs(scenario, device)
     optimizer = make_optimizer(module.parameters(), scenario) if scenario.mode == "train" else None
-    return TrainingStep(module, inputs, optimizer, scenario, allow_import)
+    return TrainingStep(module, inputs, optimizer, scenario, allow_import, form)
 
 
 def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str | None) -> list[StepMemory]:
@@ -202,17 +227,18 @@ def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str
     return found
 
 
-def _warm_up(step: TrainingStep, effort: Effort) -> tuple[float, int]:
-    """Run on until the seconds and steps asked for.
+def _warm_up(step: TrainingStep, effort: Effort, ranks: Ranks | Alone) -> tuple[float, int]:
+    """Run on until the seconds and steps asked for, all ranks as often.
 
     Returns the median of the later half's seconds a step, and how many steps have run since the process started.
     """
     started_s = time.perf_counter()
     durations_s: list[float] = []
     least = max(effort.warmup_steps - MEMORY_STEPS, 1)
-    while len(durations_s) < least or time.perf_counter() - started_s < effort.warmup_s:
+    while len(durations_s) < least or ranks.largest(time.perf_counter() - started_s) < effort.warmup_s:
         durations_s += _synced(step, 1)
-    return statistics.median(durations_s[len(durations_s) // 2 :]), MEMORY_STEPS + len(durations_s)
+    step_s = ranks.largest(statistics.median(durations_s[len(durations_s) // 2 :]))
+    return step_s, MEMORY_STEPS + len(durations_s)
 
 
 def _blocks(count: int, step_s: float) -> list[int]:
@@ -226,12 +252,13 @@ def _blocks(count: int, step_s: float) -> list[int]:
     return [count // blocks + (index < count % blocks) for index in range(blocks)]
 
 
-def _steady(step: TrainingStep, blocks: list[int], reference: HostReference) -> Steady:
+def _steady(step: TrainingStep, blocks: list[int], reference: HostReference, ranks: Ranks | Alone) -> Steady:
     """Blocks of steps without synchronisation, after each of which the host's speed is taken."""
     found = Steady(blocks=blocks)
     gc.collect()
     gc.freeze()  # else a collection walks every object of every library in the middle of a step
     for count in blocks:
+        ranks.together()
         step_s, phases_s = steps_of(_block(step, count))
         found.host_reference_s.append(reference.sample())
         found.step_s += step_s
@@ -244,7 +271,7 @@ def _steady(step: TrainingStep, blocks: list[int], reference: HostReference) -> 
 def _block(step: TrainingStep, count: int) -> list[tuple[str, int, float]]:
     """Intervals of ``count`` steps one after another, behind a few that let the host run ahead."""
     _synchronize(step)
-    most_marks = 3 + 2 * step.scenario.training.gradient_accumulation
+    most_marks = 4 + 2 * step.scenario.training.gradient_accumulation
     clock: Clock = CudaClock(count * most_marks) if step.device_type == "cuda" else HostClock()
     for _ in range(LEAD_IN_STEPS):
         step.run()
@@ -284,14 +311,38 @@ def _device_memory(device: torch.device) -> tuple[int | None, int | None]:
 
 
 def main(request_path: str, result_path: str) -> None:
-    """Measure what the request file asks for; the result file holds the measurement or the sentence of an error."""
+    """Measure what the request file asks for; the result file holds the measurement or the sentence of an error.
+
+    On several ranks: this rank's part, and the result file bears its number.
+    """
     data = json.loads(Path(request_path).read_text())
+    request, effort = Request(**data["request"]), Effort(**data["effort"])
+    if request.ranks > 1:
+        _main_of_rank(request, effort, Path(result_path))
+        return
     try:
-        measurement = measure_here(Request(**data["request"]), Effort(**data["effort"]))
-        result: dict[str, Any] = {"measurement": measurement.model_dump(mode="json", exclude_none=True)}
+        result: dict[str, Any] = _result(measure_here(request, effort))
     except PerfModelError as error:
         result = {"error": str(error)}
     write_atomically(Path(result_path), json.dumps(result))
+
+
+def _main_of_rank(request: Request, effort: Effort, path: Path) -> None:
+    number = int(os.environ["RANK"])
+    interconnect = request.scenario["hardware"].get("interconnect")
+    with telling(path.parent, number), join(request.device, interconnect, request.group_timeout_s) as ranks:
+        measured = measure_here(of_rank(request, number), effort, ranks)
+        write_atomically(of_rank_path(path, number), json.dumps(_result(measured)))
+
+
+def of_rank(request: Request, rank: int) -> Request:
+    """What one rank records: each its own trace, and rank 0 the allocator's history."""
+    trace = None if request.trace is None else str(of_rank_path(Path(request.trace), rank))
+    return replace(request, trace=trace, history=request.history if rank == 0 else None)
+
+
+def _result(measurement: Measurement) -> dict[str, Any]:
+    return {"measurement": measurement.model_dump(mode="json", exclude_none=True)}
 
 
 if __name__ == "__main__":

@@ -36,6 +36,46 @@ class StepMemory(_Section):
     peak_reserved_bytes: int
 
 
+class RankSamples(_Section):
+    """What one rank of several saw, in the columns of :class:`Measurement`."""
+
+    step_s: tuple[float, ...]
+    synced_step_s: tuple[float, ...]
+    phases_s: dict[str, tuple[float, ...]]
+    host_reference_s: tuple[float, ...] = ()
+    memory: tuple[StepMemory, ...] = ()
+    device_used_bytes: int | None = None
+
+    @property
+    def peak_allocated_bytes(self) -> int | None:
+        """Of the steady steps (the second on)."""
+        return max((step.peak_allocated_bytes for step in self.memory[1:]), default=None)
+
+
+class BucketLayout(_Section):
+    """Sizes of DistributedDataParallel's buckets as it reports them: in the first step, and rebuilt after it."""
+
+    initial_bytes: tuple[int, ...]
+    rebuilt_bytes: tuple[int, ...] = ()
+    rebuilt: bool = False
+
+
+class RankCommunication(_Section):
+    """Collectives of a step as one rank's profiler trace shows them: medians over a few steps, seconds.
+
+    communication_s: when any collective ran. exposed_s: the part of it when no other kernel did. overlap_ratio: the
+    rest's share of communication_s, as HolisticTraceAnalysis defines it. since_last_arrival_s and
+    exposed_since_last_arrival_s: the same two if a collective begins when the last rank has begun it; None where the
+    ranks' traces do not hold the same collectives.
+    """
+
+    communication_s: float
+    exposed_s: float
+    overlap_ratio: float
+    since_last_arrival_s: float | None = None
+    exposed_since_last_arrival_s: float | None = None
+
+
 class Measurement(_Section):
     """See the module.
 
@@ -45,6 +85,11 @@ class Measurement(_Section):
     before the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose
     time the profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3.
     device_used_bytes: all that the process held after warm-up.
+
+    Of several ranks, these columns are rank 0's, but for step_s and synced_step_s: each step is the slowest rank's, so
+    phases do not quite add up to it. ranks: what every rank saw, rank 0 first; empty for one. phases_s may then have
+    reduce, where communication follows backward. ddp_buckets: of strategy ddp. communication: by rank, where profiler
+    traces were recorded.
     """
 
     version: Literal[1] = 1
@@ -62,6 +107,9 @@ class Measurement(_Section):
     memory: tuple[StepMemory, ...] = ()
     device_used_bytes: int | None = None
     device_bytes: int | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    ddp_buckets: BucketLayout | None = None
+    communication: tuple[RankCommunication, ...] = ()
 
     @property
     def median_step_s(self) -> float:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files import read_json, upgrade, write_atomically
-from perfmodel.hardware.interconnect import ContentionRecord, Interconnect, TransferRecord
+from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Interconnect, TransferRecord
 
 # Format history
 # 1  first
@@ -146,7 +146,8 @@ class Power(_Section):
 class Profile(_Section):
     """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
 
-    interconnects: by name. interconnect: the name of the machine's own.
+    interconnects: by name. interconnect: the name of the machine's own. couplings: by kind of operator, fitted to
+    contention.
     """
 
     version: Literal[1] = 1
@@ -165,6 +166,7 @@ class Profile(_Section):
     interconnect: str | None = None
     transfers: dict[str, TransferRecord] = {}
     contention: dict[str, ContentionRecord] = {}
+    couplings: dict[str, Coupling] = {}
     unstable: tuple[str, ...] = ()
 
     @property

@@ -201,7 +201,8 @@ def _ddp(editor: _Editor, scenario: Scenario) -> Program:
     for number, run in enumerate(editor.program.runs):
         if run.phase == "forward":
             editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"))
-    run_number, marks = editor.last_backward, []
+    run_number = editor.last_backward
+    marks: list[int] = []
     for index, event in _ready(editor.trace):
         missing[bucket_of[index]] -= 1
         rows = [editor.launch(_copy_in(tensors[index]), "ddp parameter", share)]

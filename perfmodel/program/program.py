@@ -36,8 +36,10 @@ class PhaseRun:
 
 
 class Collective(NamedTuple):
-    """A collective in which this rank takes part. size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key`
-    counts it. group: what the ranks have in common (``dp``); one group is one communicator.
+    """A collective in which this rank takes part.
+
+    size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: what the ranks have in
+    common (``dp``); one group is one communicator.
     """
 
     kind: str
@@ -72,8 +74,8 @@ class Edit(NamedTuple):
 class Program:
     """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
 
-    edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run, numbered after the trace's.
-    persistent: what the strategy keeps in device memory, made after the model.
+    edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
+    numbered after the trace's. persistent: what the strategy keeps in device memory, made after the model.
     """
 
     trace: Trace
@@ -148,8 +150,8 @@ def _columns(events: StepEvents, runs: tuple[PhaseRun, ...], edits: tuple[Edit, 
         parts.append(_traced(events, start, run.segment.stop, index))
     if not parts:
         parts = [_traced(events, 0, 0, 0)]
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return Instructions(*columns, calls=tuple(numbers))
+    kind, a, b, run_of, event, stream, call, share = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Instructions(kind, a, b, run_of, event, stream, call, share, tuple(numbers))
 
 
 def _traced(events: StepEvents, start: int, stop: int, run: int) -> tuple[np.ndarray, ...]:

@@ -20,7 +20,7 @@ from perfmodel.files import write_atomically
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan
-from perfmodel.units import US
+from perfmodel.units import DTYPE_BYTES, US
 
 Event = dict[str, Any]
 
@@ -53,6 +53,7 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
         *_modules(prediction, rank, on_device),
     ]
     events += _operators(prediction, rank) if on_device else _operators_of_one_clock(prediction, rank)
+    events += _communications(prediction, rank)
     device = prediction.profile.device
     major, minor = device.compute_capability or (0, 0)
     return {
@@ -78,7 +79,8 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
 def _names(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event]:
     threads = {HOST_THREAD: "host", HOST_PHASES_THREAD: "host phases"}
     if on_device:
-        streams = np.unique(prediction.timeline.stream).tolist()
+        timeline = prediction.timeline
+        streams = sorted({*timeline.stream.tolist(), *(each.stream for each in timeline.communications)})
         threads[DEVICE_PHASES_THREAD] = "device phases"
         threads |= {FIRST_STREAM_THREAD + stream: f"stream {FIRST_STREAM_THREAD + stream}" for stream in streams}
     yield _metadata("process_name", rank, 0, name=f"rank {rank}: {prediction.profile.device.name}")
@@ -147,7 +149,7 @@ def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=1):
-        thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.trace.operations[operation])
+        thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.operations[operation])
         link = {"External id": correlation, "correlation": correlation}
         yield _slice("cpu_op", name, rank, HOST_THREAD, host_start_s, issue_s, **{"External id": correlation})
         yield _slice("cuda_runtime", "cudaLaunchKernel", rank, HOST_THREAD, host_start_s, issue_s, **link)
@@ -158,12 +160,43 @@ def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
         yield {"ph": "f", "bp": "e", "tid": thread, "ts": _microseconds(start_s), **arrow}
 
 
+NCCL_NAMES = {
+    "all_reduce": "AllReduce_Sum",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter_Sum",
+    "broadcast": "Broadcast",
+    "all_to_all": "AllToAll",
+    "send_recv": "SendRecv",
+}
+
+
+def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
+    """Collectives under the names and with the arguments by which HolisticTraceAnalysis knows NCCL's kernels."""
+    for sequence, each in enumerate(prediction.timeline.communications):
+        collective = prediction.program.collectives[each.collective]
+        thread = FIRST_STREAM_THREAD + each.stream
+        elements = collective.size_bytes // DTYPE_BYTES[collective.dtype]
+        details = {
+            "device": rank,
+            "stream": thread,
+            "Collective name": collective.kind,
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "Group size": collective.ranks,
+            "Process Group Name": collective.group,
+            "dtype": collective.dtype,
+            "Seq": sequence,
+        }
+        name = f"ncclDevKernel_{NCCL_NAMES[collective.kind]}_{collective.dtype}"
+        yield _slice("kernel", name, rank, thread, each.start_s, each.end_s, **details)
+
+
 def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event]:
     """On a CPU the host runs the operators itself."""
     timeline, uses = prediction.timeline, use_by_operation(prediction)
     rows = zip(*(column.tolist() for column in (timeline.operation, timeline.start_s, timeline.end_s)), strict=True)
     for operation, start_s, end_s in rows:
-        name = profiler_name(prediction.program.trace.operations[operation])
+        name = profiler_name(prediction.program.operations[operation])
         yield _slice("cpu_op", name, rank, HOST_THREAD, start_s, end_s, **_details(uses[operation]))
 
 

@@ -91,7 +91,7 @@ def diff_with_trace(prediction: Prediction, path: Path) -> Diff:
 
 
 def _predicted_operators(prediction: Prediction) -> list[_PredictedOperator]:
-    timeline, operations = prediction.timeline, prediction.program.trace.operations
+    timeline, operations = prediction.timeline, prediction.program.operations
     uses = use_by_operation(prediction)
     durations_s = (timeline.end_s - timeline.start_s).tolist()
     return [

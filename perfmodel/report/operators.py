@@ -22,7 +22,7 @@ def profiler_name(operation: Operation) -> str:
 def use_by_operation(prediction: Prediction) -> dict[int, KernelUse]:
     """For each operation that the step launches, its kernel key with what that costs."""
     by_key = {use.key: use for use in prediction.kernels}
-    operations = prediction.program.trace.operations
+    operations = prediction.program.operations
     tf32 = prediction.scenario.matmul_tf32
     return {
         index: by_key[kernel_key(operations[index], tf32)]

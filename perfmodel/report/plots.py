@@ -22,6 +22,7 @@ MOST_KINDS = 7  # named in a legend; the rest is "other"
 WHOLE_NAME = 0.1  # of the step; a shorter phase has room for its initial only,
 INITIAL = 0.015  # and a still shorter one for nothing
 LEAST_INTENSITY = 1e-3  # FLOP a byte; below it a kernel only moves data
+WIRE_COLOUR = "#BB2222"
 MEMORY_COLOURS = {
     StorageKind.PARAMETER: "#4477AA",
     StorageKind.BUFFER: "#66CCEE",
@@ -63,6 +64,13 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
         for kind, colour in colours.items():
             chosen = (timeline.stream == stream) & (kinds == kind)
             _bars(ax, row, timeline.start_s[chosen], timeline.end_s[chosen], colour)
+    for stream in sorted({each.stream for each in timeline.communications}):
+        bars = np.array([(each.start_s, each.end_s) for each in timeline.communications if each.stream == stream])
+        if stream == 0:
+            _bars(ax, 0, bars[:, 0], bars[:, 1], WIRE_COLOUR)
+        else:
+            _bars(ax, len(rows), bars[:, 0], bars[:, 1], WIRE_COLOUR)
+            rows.append("communication")
     if on_device:
         _bars(ax, len(rows), timeline.host_start_s, timeline.issue_s, "#555555")
         rows.append("host")

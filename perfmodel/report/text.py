@@ -73,6 +73,9 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"checkpointing every {training.activation_checkpointing.every} blocks")
     elif training.activation_checkpointing != "none":
         parts.append(f"{training.activation_checkpointing} checkpointing")
+    if scenario.parallelism.dp > 1:
+        wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
+        parts.append(f"{scenario.parallelism.strategy} on {scenario.parallelism.dp} GPUs{wire}")
     return ", ".join(parts)
 
 

@@ -13,26 +13,14 @@ goes on with what is left of it.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfmodel.cost.contention import Slowdown
+
 CHUNK = 512  # entries of one pass while communication is near
-
-
-@dataclass(frozen=True)
-class Slowdown:
-    """How the entries of a step and one kind of item slow each other, and how long an entry keeps the item waiting.
-
-    Columns by entry. compute_factor, communication_factor: at least 1. wave_s: how often an entry lets go of
-    multiprocessors; an item that arrives while it runs starts at the next such moment, 0 for at once.
-    """
-
-    compute_factor: np.ndarray
-    communication_factor: np.ndarray
-    wave_s: np.ndarray
 
 
 @dataclass
@@ -147,37 +135,43 @@ class Device:
         """The item has ended, the compute stream standing still meanwhile (it has nothing more to do before that)."""
         while not item.is_done:
             self._start_lanes(self._free_s)
-            running = [lane.running for lane in self._lanes.values() if lane.running is not None]
-            starts_s = [start_s for lane in self._lanes.values() if (start_s := self._next_start_s(lane)) is not None]
-            ends_s = [self._free_s + each.left_s for each in running]
-            events_s = [*ends_s, *(start_s for start_s in starts_s if start_s > self._free_s)]
-            if not events_s:
+            if item.is_done:
+                return
+            running = [lane for lane in self._lanes.values() if lane.running is not None]
+            ends_s = [self._free_s + lane.running.left_s for lane in running if lane.running is not None]
+            event_s = min([*ends_s, *self._known_starts_s()], default=np.inf)
+            if event_s == np.inf:
                 raise RuntimeError(f"communication {item.number} waits for work that was never issued")
-            self._idle_until(min(events_s))
+            for lane, end_s in zip(running, ends_s, strict=True):
+                self._advance(lane, event_s - self._free_s, event_s, end_s <= event_s)
+            self._free_s = event_s
 
-    def _idle_until(self, time_s: float) -> None:
-        for lane in self._lanes.values():
-            if lane.running is not None:
-                self._advance(lane, time_s - self._free_s, time_s)
-        self._free_s = time_s
-
-    def _advance(self, lane: _Lane, work_s: float, time_s: float) -> None:
+    def _advance(self, lane: _Lane, work_s: float, time_s: float, is_over: bool) -> None:
         item = lane.running
         assert item is not None
         item.left_s -= work_s
-        if item.left_s <= 1e-12:
-            item.end_s = time_s
-            lane.running, lane.free_s = None, time_s
+        if is_over:
+            item.end_s = lane.free_s = time_s
+            lane.running = None
 
     def _next_start_s(self, lane: _Lane) -> float | None:
         """When the lane's next item can start, None while that is not known."""
         if lane.running is not None or not lane.waiting:
             return None
         item = lane.waiting[0]
-        if any(entry >= self.done for entry in item.after_entries) or any(not each.is_done for each in item.after_items):
+        if any(entry >= self.done for entry in item.after_entries) or any(
+            not each.is_done for each in item.after_items
+        ):
             return None
-        ends_s = [*(float(self.end_s[entry]) for entry in item.after_entries), *(each.end_s for each in item.after_items)]
+        ends_s = [
+            *(float(self.end_s[entry]) for entry in item.after_entries),
+            *(each.end_s for each in item.after_items),
+        ]
         return max(item.ready_s, lane.free_s, *ends_s)
+
+    def _known_starts_s(self) -> list[float]:
+        found = (self._next_start_s(lane) for lane in self._lanes.values())
+        return [start_s for start_s in found if start_s is not None]
 
     def _start_lanes(self, time_s: float) -> None:
         for lane in self._lanes.values():
@@ -186,18 +180,19 @@ class Device:
                     break
                 item = lane.running = lane.waiting.popleft()
                 item.start_s, item.left_s = start_s, item.duration_s
-                self._advance(lane, time_s - start_s, min(time_s, start_s + item.duration_s))
+                end_s = start_s + item.duration_s
+                self._advance(lane, time_s - start_s, min(time_s, end_s), end_s <= time_s)
 
     def _holds(self, item: Item, time_s: float) -> bool:
-        """Whether the entry that is on has no room yet: the item is then ready at the end of its wave, or of it."""
+        """Whether the entry that is on leaves no room yet; the item is then ready when its tail begins.
+
+        Streams of equal priority: blocks of a later kernel are handed out only after all of an earlier one's.
+        """
         if item.has_waited or item.kind < 0 or self._begun_s is None:
             return False
         item.has_waited = True
-        wave_s = float(self._slowdowns[item.kind].wave_s[self.done % self._step_entries])
-        if wave_s <= 0:
-            return False
-        room_s = self._begun_s + math.ceil((time_s - self._begun_s) / wave_s) * wave_s
-        item.ready_s = min(room_s, time_s + float(self._left_s[self.done]))
+        tail_s = float(self._slowdowns[item.kind].tail_s[self.done % self._step_entries])
+        item.ready_s = time_s + max(float(self._left_s[self.done]) - tail_s, 0.0)
         return item.ready_s > time_s
 
     def _pass(self, entry: int) -> None:
@@ -207,7 +202,7 @@ class Device:
             self._cuts.pop(0)
         stop = min(entry, self._cuts[0] if self._cuts else entry)
         running = [lane for lane in self._lanes.values() if lane.running is not None]
-        starts_s = [start_s for lane in self._lanes.values() if (start_s := self._next_start_s(lane)) is not None]
+        starts_s = self._known_starts_s()
         if running or starts_s:
             stop = min(stop, self.done + CHUNK)
         part = slice(self.done, stop)
@@ -217,9 +212,12 @@ class Device:
         ready_s[0] = max(ready_s[0], self._free_s)
         end_s = total_s + np.maximum.accumulate(ready_s - (total_s - duration_s))
         start_s = end_s - duration_s
-        event_s = min([*starts_s, *(self._end_of(lane, start_s, end_s, part) for lane in running)], default=np.inf)
+        ends_s = [self._end_of(lane, start_s, end_s, part) for lane in running]
+        event_s = min([*starts_s, *ends_s], default=np.inf)
         whole = int(np.searchsorted(end_s, event_s, side="right"))
-        self._advance_running(running, start_s, end_s, part, min(event_s, float(end_s[-1])))
+        stop_s = min(event_s, float(end_s[-1]))
+        for lane, over_s in zip(running, ends_s, strict=True):
+            self._advance(lane, self._work_until(lane, start_s, end_s, part, stop_s), stop_s, over_s <= stop_s)
         self._finish_entries(start_s[:whole], end_s[:whole])
         if whole < len(end_s):
             self._split(float(start_s[whole]), float(duration_s[whole]), event_s)
@@ -258,7 +256,9 @@ class Device:
             return np.ones(part.stop - part.start)
         return np.asarray(1 / self._slowdowns[item.kind].communication_factor[self._columns(part)])
 
-    def _progress(self, item: Item, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> tuple[np.ndarray, np.ndarray]:
+    def _progress(
+        self, item: Item, start_s: np.ndarray, end_s: np.ndarray, part: slice
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Work of the item done when each entry starts and ends: all of the time in gaps, less beside entries."""
         gaps_s = start_s - np.concatenate([[self._free_s], end_s[:-1]])
         beside_s = (end_s - start_s) * self._rates(item, part)
@@ -278,19 +278,13 @@ class Device:
             return float(start_s[index]) + missing_s
         return float(start_s[index]) + missing_s / float(self._rates(item, part)[index])
 
-    def _advance_running(
-        self, running: list[_Lane], start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float
-    ) -> None:
-        """Bring running items to ``time_s``, where the pass ended."""
-        for lane in running:
-            item = lane.running
-            assert item is not None
-            at_start_s, at_end_s = self._progress(item, start_s, end_s, part)
-            index = min(int(np.searchsorted(end_s, time_s)), len(end_s) - 1)
-            if time_s <= start_s[index]:
-                work_s = float(at_start_s[index]) - float(start_s[index] - time_s)
-            else:
-                work_s = float(at_start_s[index]) + (time_s - float(start_s[index])) * float(
-                    self._rates(item, part)[index]
-                )
-            self._advance(lane, work_s, time_s)
+    def _work_until(self, lane: _Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float) -> float:
+        """Work of the running item done until ``time_s``, where the pass ends."""
+        item = lane.running
+        assert item is not None
+        at_start_s, _ = self._progress(item, start_s, end_s, part)
+        index = min(int(np.searchsorted(end_s, time_s)), len(end_s) - 1)
+        beside_s = time_s - float(start_s[index])
+        if beside_s <= 0:
+            return float(at_start_s[index]) + beside_s
+        return float(at_start_s[index]) + beside_s * float(self._rates(item, part)[index])

@@ -1,4 +1,4 @@
-"""The engine where host and device are one processor: every duration is host time, and only communication runs beside."""
+"""The engine where host and device are one processor: only communication runs beside its one clock."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from perfmodel.cost.contention import Slowdown
 from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.device import Slowdown
 from perfmodel.workload.trace_file import EventKind
 
 LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the compute stream, the start of a phase
@@ -41,12 +41,12 @@ class StepWork:
     @cached_property
     def entry_host_s(self) -> np.ndarray:
         """Host seconds of the step until each entry is issued."""
-        return self.host_until_s[self.position + (self.source != MARK)]
+        return np.asarray(self.host_until_s[self.position + (self.source != MARK)])
 
     @cached_property
     def order(self) -> np.ndarray:
         """Ascending: twice the position, and one more unless it is a mark."""
-        return 2 * self.position + (self.source != MARK)
+        return np.asarray(2 * self.position + (self.source != MARK))
 
     @cached_property
     def launches(self) -> np.ndarray:
@@ -107,10 +107,12 @@ def _by_entry(slowdown: Slowdown, order: np.ndarray, launches: int) -> Slowdown:
     """Columns by entry from those by launch; what is no operator neither slows nor is slowed."""
 
     def spread(column: np.ndarray, otherwise: float) -> np.ndarray:
-        return np.concatenate([column, np.full(len(order) - launches, otherwise)])[order]
+        return np.asarray(np.concatenate([column, np.full(len(order) - launches, otherwise)])[order])
 
     return Slowdown(
-        spread(slowdown.compute_factor, 1.0), spread(slowdown.communication_factor, 1.0), spread(slowdown.wave_s, 0.0)
+        spread(slowdown.compute_factor, 1.0),
+        spread(slowdown.communication_factor, 1.0),
+        spread(slowdown.tail_s, np.inf),
     )
 
 

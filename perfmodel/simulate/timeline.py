@@ -86,7 +86,7 @@ class Timeline:
             return np.asarray(busy_s[index] + on)
 
         edges_s = self._communication
-        return self.communication_s - float(np.sum(np.diff(busy_until_s(edges_s), axis=1)))
+        return max(self.communication_s - float(np.sum(np.diff(busy_until_s(edges_s), axis=1))), 0.0)
 
     @property
     def _communication(self) -> np.ndarray:

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from calibrate import draft, machine, session
-from calibrate.jobs import Job, chosen, job, missing, trace_jobs
+from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.measuring import Bench, failure
 from calibrate.timing import CpuStopwatch, Limits, Samples
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import HostRecord, KernelRecord, Profile, load_profile
+from perfmodel.program.program import single_device_program
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
 from tests.calibrate.operations import op, t
@@ -228,10 +229,10 @@ def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
         session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
 
 
-def test_trace_jobs_are_distinct_device_operators() -> None:
+def test_program_jobs_are_distinct_device_operators() -> None:
     from perfmodel.workload.trace_store import get_trace
 
-    jobs = trace_jobs(get_trace(scenario()), matmul_tf32=True)
+    jobs = program_jobs(single_device_program(get_trace(scenario())), matmul_tf32=True)
     assert len({item.key for item in jobs}) == len(jobs)
     assert all(item.operation.runs_on_device for item in jobs)
     products = [item for item in jobs if item.operation.base_name in ("mm", "bmm")]

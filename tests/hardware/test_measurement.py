@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from perfmodel.hardware.measurement import Measurement, load_measurement, save_measurement
+from perfmodel.hardware.measurement import (
+    BucketLayout,
+    Measurement,
+    RankCommunication,
+    RankSamples,
+    StepMemory,
+    load_measurement,
+    save_measurement,
+)
 
 PLAIN = Measurement(
     name="toy",
@@ -34,3 +42,20 @@ def test_the_host_s_speed_is_kept(tmp_path: Path) -> None:
     save_measurement(known, tmp_path / "new.json")
     assert load_measurement(tmp_path / "new.json") == known
     assert known.median_host_reference_s == 3e-3
+
+
+def test_what_ranks_saw_is_kept(tmp_path: Path) -> None:
+    memory = tuple(
+        StepMemory(allocated_before_bytes=0, peak_allocated_bytes=peak, peak_reserved_bytes=9) for peak in (8, 3, 5)
+    )
+    rank = RankSamples(step_s=(0.01,), synced_step_s=(0.02,), phases_s={"reduce": (0.01,)}, memory=memory)
+    ranked = PLAIN.model_copy(
+        update={
+            "ranks": (rank, rank),
+            "ddp_buckets": BucketLayout(initial_bytes=(30,), rebuilt_bytes=(10, 20), rebuilt=True),
+            "communication": (RankCommunication(communication_s=0.5, exposed_s=0.1, overlap_ratio=0.8),) * 2,
+        }
+    )
+    save_measurement(ranked, tmp_path / "ranks.json")
+    assert load_measurement(tmp_path / "ranks.json") == ranked
+    assert rank.peak_allocated_bytes == 5  # of the second step on

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Collective, Edit, Inserted, Program
-from perfmodel.simulate.device import Slowdown
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.step_work import launched_positions, step_work
@@ -20,7 +20,8 @@ from perfmodel.simulate.timeline import Timeline
 from .steps import ops, program_of
 
 WIRE = 1
-FAST_HOST = Launch(latency_s=0.0, queue_depth=1000)
+INF = float("inf")
+FAST_HOST = Launch(latency_s=0.0, queue_depth=16)
 
 
 def reduce_async(number: int, marks: int) -> tuple[Inserted, ...]:
@@ -47,7 +48,7 @@ def run(
     launch: Launch = FAST_HOST,
     simulator=None,
 ) -> Timeline:
-    """slowed: by collective, compute factor, communication factor and wave of each operation."""
+    """slowed: by collective, compute factor, communication factor and tail of each operation."""
     launched = np.array([1 if seconds > 0 else 0 for seconds in device_s])
     operation = program.instructions.a[launched_positions(program, launched)]
     slowdowns = tuple(Slowdown(*(np.array(column)[operation] for column in each)) for each in slowed or ())
@@ -110,7 +111,7 @@ def test_collectives_of_one_stream_follow_each_other() -> None:
 
 def test_both_slow_each_other_while_they_run_together() -> None:
     # The collective (alone 6) takes 12 beside kernels that take 20 instead of 10: it ends when 6 of the second are done.
-    timeline = run(overlapped(0, 0, 0, at=1), [10.0], [6.0], [([2.0], [2.0], [0.0])])
+    timeline = run(overlapped(0, 0, 0, at=1), [10.0], [6.0], [([2.0], [2.0], [INF])])
     (each,) = timeline.communications
     assert each.end_s - each.start_s == near(12.0)
     assert timeline.end_s - timeline.start_s == pytest.approx([10.0, 16.0, 10.0], abs=1e-3)
@@ -119,18 +120,18 @@ def test_both_slow_each_other_while_they_run_together() -> None:
 
 def test_a_collective_goes_on_at_full_speed_where_nothing_computes() -> None:
     # Beside 10 s of work at half speed it gets 5 of its 8 done; the other 3 are exposed.
-    timeline = run(overlapped(0, 0, at=1), [10.0], [8.0], [([1.0], [2.0], [0.0])])
+    timeline = run(overlapped(0, 0, at=1), [10.0], [8.0], [([1.0], [2.0], [INF])])
     assert timeline.step_time_s == near(23.0)
     assert timeline.exposed_communication_s == near(3.0)
 
 
-def test_a_collective_that_arrives_late_waits_for_room() -> None:
-    # Two collectives, the first ending 3 s into a kernel of 10 s: room comes when its wave of 4 s ends.
+def test_a_collective_that_arrives_within_a_kernel_waits_for_its_tail() -> None:
+    # Two collectives, the first ending 3 s into a kernel of 10 s whose last 4 s leave room: the second starts at 6.
     program = program_of(("backward", 0, ops(0, 0)))
     edits = (Edit(0, 1, (*reduce_async(0, 0), *reduce_async(1, 2))), Edit(0, 2, (Inserted(WAIT, 1), Inserted(WAIT, 3))))
-    free, waves = [1.0], [4.0]
-    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [3.0, 2.0], [(free, free, waves)] * 2)
-    assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(4.0)]
+    free, tails = [1.0], [4.0]
+    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [3.0, 2.0], [(free, free, tails)] * 2)
+    assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(6.0)]
 
 
 def test_one_clock_waits_for_what_runs_beside_it() -> None:
@@ -158,7 +159,7 @@ seconds = st.floats(0.1, 10.0)
 def test_a_faster_wire_is_never_slower(device_s, collective_s, factors, faster, host_s) -> None:
     program = overlapped(*range(len(device_s)), at=1)
     compute, communication = factors
-    slowed = [([compute] * len(device_s), [communication] * len(device_s), [0.0] * len(device_s))]
+    slowed = [([compute] * len(device_s), [communication] * len(device_s), [INF] * len(device_s))]
     launch = Launch(latency_s=0.5, queue_depth=4)
     slow = run(program, device_s, [collective_s], slowed, host_s, launch)
     fast = run(program, device_s, [collective_s * faster], slowed, host_s, launch)

@@ -11,6 +11,7 @@ from perfmodel.workload.scenario import Scenario, workload_of
 from validate.cases import HERE, choose_cases, load, resolved_scenario
 
 ONE_GPU = load(HERE / "one-gpu.yaml")
+DATA_PARALLEL = load(HERE / "data-parallel.yaml")
 CASE = "{name: a, split: tuning, class: x, scenario: {model: {family: gpt, size: tiny}, %s}}"
 GOOD = CASE % "batch: {size: 1, sequence_length: 8}, hardware: {profile: p}"
 
@@ -21,6 +22,52 @@ def test_the_shipped_list_holds_out_a_third_of_every_class():
     assert set(classes) == {"gpt-fp32", "gpt-amp", "transformers", "vision", "variants", "launch-bound", "host-bound"}
     assert sum(classes.values()) >= 28
     assert all(held_out[name] >= count / 3 for name, count in classes.items())
+
+
+def test_the_data_parallel_list_holds_out_a_third_of_every_class():
+    classes = Counter(case.group for case in DATA_PARALLEL)
+    held_out = Counter(case.group for case in DATA_PARALLEL if case.split == "held-out")
+    assert set(classes) == {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}
+    assert sum(classes.values()) >= 36
+    assert all(held_out[name] >= count / 3 for name, count in classes.items())
+
+
+def test_the_data_parallel_list_has_every_form_and_wiring():
+    scenarios = [case.scenario for case in DATA_PARALLEL]
+    assert {s.hardware.gpus for s in scenarios} == {2, 4}
+    assert all(s.parallelism.dp == s.hardware.gpus for s in scenarios)
+    assert all(s.hardware.nodes == (2 if s.hardware.interconnect == "two-nodes" else 1) for s in scenarios)
+    wirings = {"nvlink", "host-memory", "two-nodes"}
+    for strategy in ("naive", "flat", "overlap", "ddp"):
+        assert len({s.hardware.interconnect for s in scenarios if s.parallelism.strategy == strategy}) >= 2
+    assert {s.hardware.interconnect for s in scenarios} == wirings
+    sizes = {s.model.size for s in scenarios if s.model.family == "gpt"}
+    assert sizes == {"small", "medium", "large", "xl", "2.7b"}
+    assert {s.model.family for s in scenarios} == {"gpt", "gpt2", "llama", "bert", "vgg16", "resnet50"}
+    assert any(s.training.gradient_accumulation == 4 for s in scenarios)
+    for case in DATA_PARALLEL:
+        wiring = case.group.removeprefix("ddp-")
+        assert case.group == "forms" or wiring == case.scenario.hardware.interconnect
+
+
+def test_bucket_groups_share_everything_but_the_cap():
+    groups = {}
+    for case in DATA_PARALLEL:
+        if "-bucket" in case.name:
+            name, _, cap = case.name.rpartition("-bucket")
+            section = case.scenario.parallelism
+            assert section.bucket_cap_mb == float(cap)
+            without = section.model_copy(update={"bucket_cap_mb": None})
+            scenario = case.scenario.model_copy(update={"name": name, "parallelism": without})
+            groups.setdefault(name, []).append((section.bucket_cap_mb, scenario))
+    assert sorted(scenarios[0][1].hardware.interconnect for scenarios in groups.values()) == [
+        "host-memory",
+        "nvlink",
+        "two-nodes",
+    ]
+    for members in groups.values():
+        assert [cap for cap, _ in members] == [1, 5, 25, 100, 500]
+        assert all(scenario == members[0][1] for _, scenario in members)
 
 
 def test_the_shipped_list_has_every_kind_of_step():

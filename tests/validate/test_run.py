@@ -30,6 +30,13 @@ def tiny(**keys):
     return Scenario.model_validate(data | keys)
 
 
+def two(strategy, interconnect=None, **keys):
+    return {
+        "parallelism": {"dp": 2, "strategy": strategy, **keys},
+        "hardware": {"profile": "cpu.json", "gpus": 2, "interconnect": interconnect},
+    }
+
+
 def in_place_of_the_worker(monkeypatch, code):
     """Run ``code`` where the worker's module would run."""
     popen = run.subprocess.Popen
@@ -85,8 +92,29 @@ def test_a_silent_end_is_told_too(monkeypatch):
     ("keys", "options", "sentence"),
     [
         ({}, {"device": "tpu"}, "--device must be cuda or cpu (got 'tpu')"),
-        ({"hardware": {"profile": "p", "gpus": 2}}, {}, "tiny: hardware.gpus must be 1 to be run here (got 2)"),
+        (
+            {"hardware": {"profile": "p", "gpus": 2}},
+            {},
+            "tiny: parallelism.dp must be hardware.gpus to be run here (got dp: 1, gpus: 2)",
+        ),
         ({"parallelism": {"strategy": "ddp"}}, {}, "(got dp: 1, strategy: ddp)"),
+        (
+            two("none"),
+            {},
+            "several GPUs must train with a strategy of naive, flat, overlap, ddp to be run here (got mode: train, strategy: none)",
+        ),
+        (two("zero2"), {}, "(got mode: train, strategy: zero2)"),
+        (two("ddp") | {"mode": "forward"}, {}, "(got mode: forward, strategy: ddp)"),
+        (
+            two("ddp", interconnect="nvlink"),
+            {"device": "cpu"},
+            "hardware.interconnect must be gloo on the CPU (got nvlink)",
+        ),
+        (
+            two("ddp", static_graph=True) | {"training": {"gradient_accumulation": 3}},
+            {},
+            "parallelism.static_graph must be false with gradient accumulation (got true with 3 micro-batches)",
+        ),
         ({}, {"device": "cpu", "history": True}, "an allocator history needs --device cuda (got cpu)"),
     ],
 )

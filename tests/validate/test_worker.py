@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from calibrate.ranks import Alone
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.scenario import Scenario, workload_of
 from validate import worker
@@ -67,7 +68,7 @@ def test_phases_of_blocks_are_put_together(monkeypatch):
     blocks = iter([[("forward", 0, 1.0), ("backward", 0, 2.0)] * 2, [("forward", 0, 3.0), ("backward", 0, 4.0)]])
     monkeypatch.setattr(worker, "_block", lambda step, count: next(blocks))
     speeds_s = iter([0.5, 0.25])
-    found = worker._steady(None, [2, 1], SimpleNamespace(sample=lambda: next(speeds_s)))
+    found = worker._steady(None, [2, 1], SimpleNamespace(sample=lambda: next(speeds_s)), Alone())
     assert found == worker.Steady(
         step_s=[3, 3, 7],
         phases_s={"forward": [1, 1, 3], "backward": [2, 2, 4]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +22,23 @@ AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 Mark = Callable[[str, int], None]
 Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
+
+
+class Reducer(Protocol):
+    """How ranks that share a model agree on its gradients, once a step.
+
+    phase: the name of a phase of its own after the last backward, or None where backward contains the communication.
+    """
+
+    phase: str | None
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of each micro-batch."""
+        ...
+
+    def after_backward(self) -> None:
+        """After the last backward, before clipping."""
+        ...
 
 
 @contextmanager
@@ -64,6 +81,7 @@ class TrainingStep:
     optimizer : None for ``mode: forward``
     scenario : Scenario
     allow_import : whether ``model.loss`` may name code of the user's own
+    reducer : what several ranks do with their gradients; None for one rank
     """
 
     def __init__(
@@ -73,11 +91,13 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer | None,
         scenario: Scenario,
         allow_import: bool = False,
+        reducer: Reducer | None = None,
     ) -> None:
         self.module = module
         self.inputs = inputs
         self.optimizer = optimizer
         self.scenario = scenario
+        self.reducer = reducer
         self.device_type = next(iter(module.parameters())).device.type
         self.loss: Loss | None = None if scenario.mode == "forward" else _loss_of(scenario, allow_import)
         self.scaler: Any = None
@@ -87,8 +107,8 @@ class TrainingStep:
     def run(self, mark: Mark = lambda phase, micro_batch: None) -> None:
         """One whole step; ``mark(phase, micro_batch)`` is called right before each phase and ``mark("end", -1)`` after.
 
-        Phases: zero_grad (-1), then forward (i) and backward (i) of every micro-batch, clip (-1) where gradients are
-        clipped, optimizer (-1). ``mode: forward`` has forward (0) only.
+        Phases: zero_grad (-1), then forward (i) and backward (i) of every micro-batch, the reducer's (-1) if it has
+        one, clip (-1) where gradients are clipped, optimizer (-1). ``mode: forward`` has forward (0) only.
         """
         if self.optimizer is None:
             self._run_forward(mark)
@@ -104,8 +124,17 @@ class TrainingStep:
     def _run_training(self, optimizer: torch.optim.Optimizer, mark: Mark) -> None:
         mark("zero_grad", -1)
         optimizer.zero_grad(set_to_none=True)
-        for micro_batch in range(self.scenario.training.gradient_accumulation):
-            self._run_micro_batch(micro_batch, mark)
+        count = self.scenario.training.gradient_accumulation
+        for micro_batch in range(count):
+            if self.reducer is None:
+                self._run_micro_batch(micro_batch, mark)
+            else:
+                with self.reducer.micro_batch(last=micro_batch == count - 1):
+                    self._run_micro_batch(micro_batch, mark)
+        if self.reducer is not None:
+            if self.reducer.phase is not None:
+                mark(self.reducer.phase, -1)
+            self.reducer.after_backward()
         if self.scenario.optimizer.max_grad_norm is not None:
             mark("clip", -1)
             self._clip(optimizer, self.scenario.optimizer.max_grad_norm)

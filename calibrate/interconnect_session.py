@@ -1,0 +1,96 @@
+"""`perfmodel calibrate --interconnect`: what one wiring of the ranks adds to a profile that is there already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from calibrate.communication import Request, exact_collectives, measure_interconnect, merged
+from calibrate.coupling import fit_couplings
+from calibrate.interconnects import environment
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Profile, load_profile, save_profile
+from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.units import format_seconds
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_store import get_trace
+
+BUDGET_S = 150.0  # after which no further size of the ladder is begun
+TIMEOUT_S = 400.0
+CONTENDED = "nvlink"  # contention is a property of the device; it is measured over its own wires
+
+
+def calibrate_interconnect(
+    output: Path,
+    name: str,
+    device: str,
+    ranks: int,
+    scenarios: Sequence[Scenario] = (),
+    *,
+    general: bool = True,
+    allow_import: bool = False,
+    budget_s: float = BUDGET_S,
+    timeout_s: float = TIMEOUT_S,
+) -> Profile:
+    """Measure an interconnect into the profile ``output``.
+
+    Parameters
+    ----------
+    output : Path
+        A profile that `perfmodel calibrate` made on this machine.
+    name : str
+        One of :data:`~calibrate.interconnects.INTERCONNECTS`.
+    device : str
+        ``cuda`` (NCCL) or ``cpu`` (gloo).
+    ranks : int
+        Processes, each with a GPU; groups of 2 to as many are measured.
+    scenarios : sequence of Scenario
+        Whose exact collectives over this interconnect to measure.
+    general : bool
+        Measure the ladder of sizes, host calls, and (nvlink) contention; otherwise only the scenarios' own sizes.
+
+    Raises
+    ------
+    PerfModelError
+        If there is no profile there, the name is unknown, a rank fails, or time is up. The profile then stays as it is.
+    """
+    environment(name, 0, ranks)
+    if ranks < 2:
+        raise PerfModelError(f"--ranks must be at least 2 to measure an interconnect (got {ranks}). Give more.")
+    if (device == "cpu") != (name == "gloo"):
+        raise PerfModelError(
+            f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device})."
+        )
+    profile = load_profile(output)
+    reference = profile.host.get("reference")
+    stages = ("calls", "collectives", *(("contention",) if name == CONTENDED else ())) if general else ()
+    exact = tuple(each for scenario in scenarios for each in _collectives_of(scenario, name, allow_import))
+    request = Request(
+        name,
+        ranks,
+        device,
+        budget_s,
+        tuple(dict.fromkeys(each for each in exact if each[3] <= ranks)),
+        stages,
+        None if reference is None else reference.time_s,
+    )
+    interconnect, contention, stages_s = measure_interconnect(request, timeout_s)
+    profile = merged(profile, name, interconnect, contention, fit_couplings(contention))
+    seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
+    profile = profile.model_copy(
+        update={
+            "gpus": max(profile.gpus, ranks),
+            "provenance": profile.provenance | {"interconnects_s": seconds},
+        }
+    )
+    save_profile(profile, output)
+    total = format_seconds(sum(stages_s.values()))
+    print(f"{output}: {name}: {len(interconnect.collectives)} collectives in {total}", file=sys.stderr)
+    return profile
+
+
+def _collectives_of(scenario: Scenario, name: str, allow_import: bool) -> tuple[tuple[str, str, int, int], ...]:
+    if scenario.hardware.interconnect not in (name, None) or scenario.parallelism.dp == 1:
+        return ()
+    return exact_collectives(data_parallel_program(scenario, get_trace(scenario, allow_import)).collectives)

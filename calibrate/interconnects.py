@@ -1,0 +1,34 @@
+"""The ways in which the ranks of one machine can be wired, and what makes NCCL take each."""
+
+from __future__ import annotations
+
+from perfmodel.errors import PerfModelError, did_you_mean
+
+INTERCONNECTS = ("nvlink", "host-memory", "two-nodes", "gloo")
+
+
+def environment(name: str, rank: int, ranks: int) -> dict[str, str]:
+    """Environment variables of one rank, to be set before CUDA and NCCL start.
+
+    ``nvlink``, ``gloo``: the machine as it is. ``host-memory``: no copies between peers, as in a box with PCIe alone.
+    ``two-nodes``: NCCL takes each half of the ranks for a host of its own, and joins them over loopback sockets.
+
+    Raises
+    ------
+    PerfModelError
+        If there is no such interconnect, or two nodes cannot have as many ranks each.
+    """
+    if name not in INTERCONNECTS:
+        raise PerfModelError(f"the interconnect must be known (got {name!r}). {did_you_mean(name, INTERCONNECTS)}")
+    if name == "host-memory":
+        return {"NCCL_P2P_DISABLE": "1"}
+    if name != "two-nodes":
+        return {}
+    if ranks % 2:
+        raise PerfModelError(f"two-nodes: the ranks must be an even number (got {ranks}). Use 2 or 4.")
+    return {"NCCL_HOSTID": f"node{2 * rank // ranks}", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def nodes_of(name: str) -> int:
+    """Hosts that the library sees."""
+    return 2 if name == "two-nodes" else 1

@@ -1,0 +1,79 @@
+"""Couplings found again from loops that were slowed by them, and from pairs measured on two GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate.coupling import coupling_error, fit_couplings, slowed_loops
+from perfmodel.hardware.interconnect import ContentionRecord
+
+US = 1e-6
+# Two ranks: time of the kernel, and both factors beside all_reduce of 25 MiB, of 256 MiB, all_gather, reduce_scatter.
+COLLECTIVES = {
+    "all_reduce 2 float32 26214400": 116 * US,
+    "all_reduce 2 float32 268435456": 894 * US,
+    "all_gather 2 float32 268435456": 547 * US,
+    "reduce_scatter 2 float32 268435456": 559 * US,
+}
+MEASURED = {
+    "gemm_bf16_8192": (1543.6, (1.011, 1.145, 1.126, 1.113), (2.711, 1.755, 2.059, 2.027)),
+    "gemm_bf16_2048": (25.1, (1.805, 1.763, 1.821, 1.848), (1.186, 1.111, 1.139, 1.147)),
+    "add_256MiB": (187.8, (1.077, 1.119, 1.118, 1.111), (2.156, 2.115, 2.166, 2.108)),
+    "attention_bf16": (147.8, (1.156, 1.181, 1.166, 1.189), (1.496, 1.140, 1.229, 1.211)),
+}
+
+
+def record(compute_s: float, communication_s: float, factors: tuple[float, float]) -> ContentionRecord:
+    return ContentionRecord(
+        compute_s=compute_s, communication_s=communication_s, compute_factor=factors[0], communication_factor=factors[1]
+    )
+
+
+def test_loops_that_do_not_slow_each_other_take_what_they_take_alone() -> None:
+    compute, communication = slowed_loops(100 * US, 300 * US, (1.0, 1.0, 1.0))
+    assert (compute, communication) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_loops_that_always_overlap_are_slowed_by_their_factors() -> None:
+    compute, communication = slowed_loops(50 * US, 1000 * US, (1.5, 1.25, 1.0))
+    assert compute == pytest.approx(1.5, rel=0.01)
+    assert communication == pytest.approx(1.25, rel=0.01)
+
+
+def test_a_collective_waits_for_the_tail_of_each_kernel() -> None:
+    """One of 10 us after one of 1000 us that lets it in for the last 100 only: ten to a kernel at most."""
+    _, communication = slowed_loops(1000 * US, 10 * US, (1.0, 1.0, 0.1))
+    assert communication > 8
+
+
+@pytest.mark.parametrize("coupling", [(1.2, 1.5, 0.3), (1.8, 1.2, 0.1)])
+def test_a_coupling_is_found_again(coupling: tuple[float, float, float]) -> None:
+    pairs = {
+        f"add_256MiB {key}": record(190 * US, seconds, slowed_loops(190 * US, seconds, coupling))
+        for key, seconds in COLLECTIVES.items()
+    }
+    found = fit_couplings(pairs)["pointwise"]
+    assert found.fitted_error < 0.03
+    assert found.held_out_error < 0.08
+
+
+def test_measured_pairs_are_explained_within_five_per_cent() -> None:
+    pairs = {
+        f"{kernel} {key}": record(compute_us * US, seconds, factors)
+        for kernel, (compute_us, computing, communicating) in MEASURED.items()
+        for (key, seconds), factors in zip(COLLECTIVES.items(), zip(computing, communicating, strict=True), strict=True)
+    }
+    found = fit_couplings(pairs)
+    assert set(found) == {"attention", "gemm_bf16", "gemm_bf16_small", "pointwise"}
+    errors = [coupling.held_out_error for coupling in found.values()]
+    assert sum(errors) / len(errors) < 0.05
+    assert all(coupling.pairs == 4 for coupling in found.values())
+
+
+def test_unknown_kernels_are_left_out() -> None:
+    assert fit_couplings({"mystery all_reduce 2 float32 26214400": record(US, US, (1.0, 1.0))}) == {}
+
+
+def test_the_error_is_the_mean_of_both_factors() -> None:
+    pair = record(100 * US, 300 * US, (1.25, 1.0))
+    assert coupling_error((1.0, 1.0, 1.0), [pair]) == pytest.approx(0.1)

@@ -1,0 +1,71 @@
+"""Which coupling an operator takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.contention import SMALL_S, operator_kind, slowdowns
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.hardware.interconnect import Coupling
+from perfmodel.hardware.profile import Device, Profile
+from perfmodel.program.program import Collective
+from tests.simulate.steps import ops, program_of
+
+
+def cost(kind: str, arithmetic: str = "fp32", time_s: float = 1.0) -> KernelCost:
+    return KernelCost(time_s, 0.0, "exact", kind, 0.0, 0.0, arithmetic, 1, time_s)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        (cost("gemm"), "gemm_fp32"),
+        (cost("gemm", "tf32"), "gemm_bf16"),
+        (cost("gemm", "bf16", SMALL_S / 2), "gemm_bf16_small"),
+        (cost("convolution_forward", "fp32"), "gemm_fp32"),
+        (cost("attention_backward", "bf16"), "attention"),
+        (cost("row_forward"), "row"),
+        (cost("batch_norm"), "row"),
+        (cost("column"), "row"),
+        (cost("pointwise"), "pointwise"),
+        (cost("copy"), "pointwise"),
+        (cost("embedding_forward"), "pointwise"),
+        (cost("optimizer"), "optimizer"),
+    ],
+)
+def test_kinds(found: KernelCost, kind: str) -> None:
+    assert operator_kind(found, is_list=False) == kind
+
+
+def test_lists_of_tensors_are_optimizers() -> None:
+    assert operator_kind(cost("pointwise"), is_list=True) == "optimizer"
+
+
+def profile(**couplings: tuple[float, float, float]) -> Profile:
+    made = {
+        kind: Coupling(compute_factor=compute, communication_factor=communication, tail_share=tail)
+        for kind, (compute, communication, tail) in couplings.items()
+    }
+    return Profile(name="test", device=Device(kind="cuda", name="gpu", memory_bytes=1), couplings=made)
+
+
+def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
+    program = replace(
+        program_of(("backward", 0, ops(0, 1, 0))), collectives=(Collective("all_reduce", "float32", 4, 2),) * 2
+    )
+    costs = [cost("gemm", "fp32", SMALL_S / 2), cost("pointwise")]
+    operation, duration_s = np.array([0, 1, 0]), np.array([10.0, 20.0, 30.0])
+    known = profile(gemm_fp32=(1.25, 1.5, 0.5), pointwise=(1.1, 2.0, 1.0))
+    first, second = slowdowns(program, costs, operation, duration_s, known)
+    assert first is second
+    assert first.compute_factor.tolist() == [1.25, 1.1, 1.25]
+    assert first.communication_factor.tolist() == [1.5, 2.0, 1.5]
+    assert first.tail_s.tolist() == [5.0, 20.0, 15.0]
+
+
+def test_nothing_measured_slows_nothing() -> None:
+    program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
+    assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), profile()) == ()
