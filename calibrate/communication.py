@@ -201,8 +201,10 @@ def _run(request: Request, result: Path) -> None:
 
 def _stages(request: Request, found: Found) -> Iterator[tuple[str, Any]]:
     began_s = time.perf_counter()
-    for ranks in range(2, request.ranks + 1):
-        yield f"group of {ranks}", lambda: _group(request, ranks, found, began_s)  # noqa: B023
+    groups = range(request.ranks, 1, -1)
+    for index, ranks in enumerate(groups):
+        stop_s = began_s + request.budget_s * (index + 1) / len(groups)
+        yield f"group of {ranks}", lambda: _group(request, ranks, found, stop_s)  # noqa: B023
     if "calls" in request.stages:
         yield "calls", lambda: _calls(request, found)
     if "contention" in request.stages and request.device == "cuda":
@@ -224,7 +226,7 @@ def _contention(found: Found) -> None:
     found.contention = {key: record.model_dump() for key, record in records.items()}
 
 
-def _group(request: Request, ranks: int, found: Found, began_s: float) -> None:
+def _group(request: Request, ranks: int, found: Found, stop_s: float) -> None:
     """The collectives of the first ``ranks`` ranks; the others wait."""
     import torch
     import torch.distributed as dist
@@ -236,13 +238,13 @@ def _group(request: Request, ranks: int, found: Found, began_s: float) -> None:
         before_bytes = torch.cuda.mem_get_info()[0] if request.device == "cuda" else 0
         bench = CollectiveBench(group, request.device)
         bench.samples_s(lambda: dist.all_reduce(bench._flag, group=group))
-        if request.device == "cuda" and ranks < request.ranks:
+        if request.device == "cuda":
             found.communicator_bytes[str(ranks)] = before_bytes - torch.cuda.mem_get_info()[0]
-        _sweep(request, ranks, found, bench, began_s)
+        _sweep(request, ranks, found, bench, stop_s)
     dist.barrier()
 
 
-def _sweep(request: Request, ranks: int, found: Found, bench: Any, began_s: float) -> None:
+def _sweep(request: Request, ranks: int, found: Found, bench: Any, stop_s: float) -> None:
     from calibrate.collectives import Wanted
 
     for kind, dtype, size_bytes, members in request.exact:
@@ -261,7 +263,7 @@ def _sweep(request: Request, ranks: int, found: Found, bench: Any, began_s: floa
                 continue
             if kind != NAMED and size_bytes & (size_bytes - 1):
                 continue
-            if bench.agree(time.perf_counter() - began_s) > request.budget_s:
+            if bench.agree(time.perf_counter() - stop_s) > 0:
                 return
             key = collective_key(kind, ranks, "float32", size_bytes)
             record = bench.record(Wanted(kind, ranks, "float32", size_bytes))
