@@ -17,6 +17,8 @@ REPEATS = 3
 LOOP_S = 0.012  # of what is timed
 MOST_LAUNCHES = 350  # of one loop: both together must fit the launch queue
 HOST_S = 60e-6
+SHORT_BYTES, LONG_BYTES = 32 << 20, 256 << 20
+SLOW_S = 1e-3  # of an all-reduce of SHORT_BYTES
 BESIDE = 2.5  # times as long as what is timed runs what is beside it, were both alone
 
 
@@ -47,14 +49,17 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
     }
 
 
-def beside(ranks: int) -> tuple[Wanted, ...]:
-    """Collectives that kernels are measured beside."""
-    mib = 2**20
+def beside(ranks: int, short_s: float) -> tuple[Wanted, ...]:
+    """Collectives that kernels are measured beside: smaller ones where the wire is slow.
+
+    short_s: what an all-reduce of SHORT_BYTES takes.
+    """
+    short, long = (SHORT_BYTES, LONG_BYTES) if short_s < SLOW_S else (SHORT_BYTES // 8, SHORT_BYTES)
     return (
-        Wanted("all_reduce", ranks, "float32", 25 * mib),
-        Wanted("all_reduce", ranks, "float32", 256 * mib),
-        Wanted("all_gather", ranks, "float32", 256 * mib),
-        Wanted("reduce_scatter", ranks, "float32", 256 * mib),
+        Wanted("all_reduce", ranks, "float32", short),
+        Wanted("all_reduce", ranks, "float32", long),
+        Wanted("all_gather", ranks, "float32", long),
+        Wanted("reduce_scatter", ranks, "float32", long),
     )
 
 
@@ -72,7 +77,10 @@ class ContentionBench:
         with torch.no_grad():
             calls = kernels("cuda")
             alone_s = {name: self._loop_s(call, None) for name, call in calls.items()}
-            for wanted in beside(dist.get_world_size(self.group)):
+            ranks = dist.get_world_size(self.group)
+            short = Wanted("all_reduce", ranks, "float32", SHORT_BYTES)
+            short_s = self._loop_s(None, collective_call(short, self.group, "cuda"))
+            for wanted in beside(ranks, short_s):
                 call = collective_call(wanted, self.group, "cuda")
                 wire_s = self._loop_s(None, call)
                 key = collective_key(wanted.kind, wanted.ranks, wanted.dtype, wanted.size_bytes)

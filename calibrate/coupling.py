@@ -23,7 +23,6 @@ TAIL_SHARES = (0.02, 0.1, 0.3, 0.6, 1.0)
 REFINED = (0.85, 0.93, 1.0, 1.07, 1.15)
 LOOP_KERNELS = 8  # at least; enough for LOOP_COLLECTIVES
 LOOP_COLLECTIVES = 6
-FITTED = ("all_reduce 26214400", "all_gather 268435456")  # a short and a long one; the others are held out
 
 # Measured kernel (first word of the pair's key): the kind of operators it stands for.
 KIND_OF_KERNEL = {
@@ -39,7 +38,9 @@ KIND_OF_KERNEL = {
 
 
 def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling]:
-    """One coupling a kind, fitted to its pairs with the largest collectives and judged by the others too."""
+    """One coupling a kind, fitted to its pairs with the smallest all_reduce and the largest all_gather, and judged by the
+    others too.
+    """
     by_kind: dict[str, dict[str, ContentionRecord]] = {}
     for key, record in records.items():
         kernel = key.split()[0]
@@ -49,7 +50,8 @@ def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling
 
 
 def _fit(pairs: Mapping[str, ContentionRecord]) -> Coupling:
-    fitted = [record for key, record in pairs.items() if _collective_of(key) in FITTED] or list(pairs.values())
+    chosen = _fitted(pairs)
+    fitted = [pairs[key] for key in chosen] or list(pairs.values())
     others = [record for record in pairs.values() if record not in fitted]
     best = _best(product(COMPUTE_FACTORS, COMMUNICATION_FACTORS, TAIL_SHARES), fitted)
     for _ in range(2):
@@ -73,10 +75,12 @@ def _best(candidates: Iterable[tuple[float, ...]], records: list[ContentionRecor
     return min(sorted(possible), key=lambda each: coupling_error(each, records))
 
 
-def _collective_of(key: str) -> str:
-    """Kind and size of ``gemm_fp32_4096 all_reduce 4 float32 26214400``."""
-    _, kind, _, _, size_bytes = key.split()
-    return f"{kind} {size_bytes}"
+def _fitted(pairs: Iterable[str]) -> list[str]:
+    """Keys (``gemm_fp32_4096 all_reduce 4 float32 26214400``) of the smallest all_reduce and the largest all_gather."""
+    sizes = {key: int(key.split()[4]) for key in pairs}
+    reduces = [key for key in sizes if key.split()[1] == "all_reduce"]
+    gathers = [key for key in sizes if key.split()[1] == "all_gather"]
+    return [*sorted(reduces, key=lambda key: sizes[key])[:1], *sorted(gathers, key=lambda key: sizes[key])[-1:]]
 
 
 def coupling_error(coupling: tuple[float, float, float], records: Iterable[ContentionRecord]) -> float:

@@ -153,7 +153,7 @@ class _Step:
         self._duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         operation = program.instructions.a[positions]
-        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, profile)
+        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, interconnect)
 
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
         """slowness, wire: factors on host times and on collectives."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.hardware.profile import Profile
+from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.program.program import Program
 
 SMALL_S = 60e-6  # a matrix product that takes less runs in about one wave
@@ -62,7 +62,11 @@ def operator_kind(cost: KernelCost, is_list: bool) -> str:
 
 
 def slowdowns(
-    program: Program, costs: list[KernelCost], operation: np.ndarray, duration_s: np.ndarray, profile: Profile
+    program: Program,
+    costs: list[KernelCost],
+    operation: np.ndarray,
+    duration_s: np.ndarray,
+    interconnect: Interconnect | None,
 ) -> tuple[Slowdown, ...]:
     """By collective of the program, with a column a launch; empty where nothing was measured.
 
@@ -70,25 +74,25 @@ def slowdowns(
 
     Notes
     -----
-    Assumes: all collectives of a machine slow an operator alike, since they hold as many multiprocessors each.
+    Assumes: all collectives over one interconnect slow an operator alike, holding as many multiprocessors each.
     """
-    if not program.collectives or not profile.couplings:
+    if not program.collectives or interconnect is None or not interconnect.couplings:
         return ()
     kinds = [
         operator_kind(cost, each.base_name.startswith(("_foreach_", "_fused_")))
         for cost, each in zip(costs, program.operations, strict=True)
     ]
-    found = [_coupling(kind, profile) for kind in kinds]
+    found = [_coupling(kind, interconnect) for kind in kinds]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
     slowdown = Slowdown(compute, communication, tail * duration_s)
     return (slowdown,) * len(program.collectives)
 
 
-def _coupling(kind: str, profile: Profile) -> tuple[float, float, float]:
+def _coupling(kind: str, interconnect: Interconnect) -> tuple[float, float, float]:
     """Of a kind, or of the nearest that was measured: small products like large ones, bf16 like fp32."""
     nearest = (kind, kind.removesuffix("_small"), "gemm_bf16" if kind.startswith("gemm") else OTHERWISE)
     for name in nearest:
-        if name in profile.couplings:
-            known = profile.couplings[name]
+        if name in interconnect.couplings:
+            known = interconnect.couplings[name]
             return known.compute_factor, known.communication_factor, known.tail_share
     return 1.0, 1.0, 1.0

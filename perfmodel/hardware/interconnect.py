@@ -59,23 +59,6 @@ class CallRecord(_Section):
     samples: int = 0
 
 
-class Interconnect(_Section):
-    """One way in which the ranks of the machine are wired.
-
-    environment: the variables that make it so. nodes: as the library sees it. collectives: by key. segments: by
-    ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
-    allocator that one rank's communicator takes, by number of ranks. host: by call.
-    """
-
-    backend: Literal["nccl", "gloo"]
-    environment: dict[str, str] = {}
-    nodes: Annotated[int, Field(ge=1)] = 1
-    collectives: dict[str, CollectiveRecord] = {}
-    segments: dict[str, tuple[CollectiveSegment, ...]] = {}
-    communicator_bytes: dict[str, int] = {}
-    host: dict[str, CallRecord] = {}
-
-
 class TransferRecord(_Section):
     """A copy between host and device, or two devices, of one size: ``h2d pinned 1048576``, ``d2h pageable ...``, ``both
     pinned ...`` (h2d and d2h at once, each of that size), ``p2p 1048576``. time_s: seconds until it, or both, ended.
@@ -116,6 +99,26 @@ class Coupling(_Section):
     fitted_error: NotNegative = 0.0
     held_out_error: NotNegative | None = None
     pairs: int = 0
+
+
+class Interconnect(_Section):
+    """One way in which the ranks of the machine are wired.
+
+    environment: the variables that make it so. nodes: as the library sees it. collectives: by key. segments: by
+    ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
+    allocator that one rank's communicator takes, by number of ranks. host: by call. contention: pairs of a kernel and a
+    collective that ran at once. couplings: by kind of operator, fitted to these.
+    """
+
+    backend: Literal["nccl", "gloo"]
+    environment: dict[str, str] = {}
+    nodes: Annotated[int, Field(ge=1)] = 1
+    collectives: dict[str, CollectiveRecord] = {}
+    segments: dict[str, tuple[CollectiveSegment, ...]] = {}
+    communicator_bytes: dict[str, int] = {}
+    host: dict[str, CallRecord] = {}
+    contention: dict[str, ContentionRecord] = {}
+    couplings: dict[str, Coupling] = {}
 
 
 def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:

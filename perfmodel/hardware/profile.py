@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files import read_json, upgrade, write_atomically
-from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Interconnect, TransferRecord
+from perfmodel.hardware.interconnect import Interconnect, TransferRecord
 
 # Format history
 # 1  first
@@ -146,8 +146,7 @@ class Power(_Section):
 class Profile(_Section):
     """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
 
-    interconnects: by name. interconnect: the name of the machine's own. couplings: by kind of operator, fitted to
-    contention.
+    interconnects: by name. interconnect: the name of the machine's own.
     """
 
     version: Literal[1] = 1
@@ -165,8 +164,6 @@ class Profile(_Section):
     interconnects: dict[str, Interconnect] = {}
     interconnect: str | None = None
     transfers: dict[str, TransferRecord] = {}
-    contention: dict[str, ContentionRecord] = {}
-    couplings: dict[str, Coupling] = {}
     unstable: tuple[str, ...] = ()
 
     @property

@@ -9,8 +9,7 @@ import pytest
 
 from perfmodel.cost.contention import SMALL_S, operator_kind, slowdowns
 from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.hardware.interconnect import Coupling
-from perfmodel.hardware.profile import Device, Profile
+from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.program.program import Collective
 from tests.simulate.steps import ops, program_of
 
@@ -44,12 +43,12 @@ def test_lists_of_tensors_are_optimizers() -> None:
     assert operator_kind(cost("pointwise"), is_list=True) == "optimizer"
 
 
-def profile(**couplings: tuple[float, float, float]) -> Profile:
+def wired(**couplings: tuple[float, float, float]) -> Interconnect:
     made = {
         kind: Coupling(compute_factor=compute, communication_factor=communication, tail_share=tail)
         for kind, (compute, communication, tail) in couplings.items()
     }
-    return Profile(name="test", device=Device(kind="cuda", name="gpu", memory_bytes=1), couplings=made)
+    return Interconnect(backend="nccl", couplings=made)
 
 
 def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
@@ -58,7 +57,7 @@ def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
     )
     costs = [cost("gemm", "fp32", SMALL_S / 2), cost("pointwise")]
     operation, duration_s = np.array([0, 1, 0]), np.array([10.0, 20.0, 30.0])
-    known = profile(gemm_fp32=(1.25, 1.5, 0.5), pointwise=(1.1, 2.0, 1.0))
+    known = wired(gemm_fp32=(1.25, 1.5, 0.5), pointwise=(1.1, 2.0, 1.0))
     first, second = slowdowns(program, costs, operation, duration_s, known)
     assert first is second
     assert first.compute_factor.tolist() == [1.25, 1.1, 1.25]
@@ -68,4 +67,4 @@ def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
 
 def test_nothing_measured_slows_nothing() -> None:
     program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
-    assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), profile()) == ()
+    assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), wired()) == ()
