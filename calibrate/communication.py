@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from calibrate.coupling import fit_couplings
 from calibrate.interconnects import nodes_of
 from perfmodel.cost.segments import fit_segments
 from perfmodel.files import write_atomically
@@ -22,7 +23,6 @@ from perfmodel.hardware.interconnect import (
     COLLECTIVES,
     CollectiveRecord,
     ContentionRecord,
-    Coupling,
     Interconnect,
     collective_key,
 )
@@ -63,14 +63,12 @@ class Found:
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
-def measure_interconnect(
-    request: Request, timeout_s: float
-) -> tuple[Interconnect, dict[str, ContentionRecord], dict[str, float]]:
+def measure_interconnect(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
     """Run the stages on the ranks of this machine.
 
     Returns
     -------
-    Interconnect, contention records, and seconds of each stage.
+    Interconnect, and seconds of each stage.
 
     Raises
     ------
@@ -98,11 +96,7 @@ def measure_interconnect(
             )
         )
         found = Found(**json.loads(answered.read_text()))
-    return (
-        _interconnect(request, found),
-        {key: ContentionRecord.model_validate(data) for key, data in found.contention.items()},
-        found.stages_s,
-    )
+    return _interconnect(request, found), found.stages_s
 
 
 def _interconnect(request: Request, found: Found) -> Interconnect:
@@ -110,6 +104,7 @@ def _interconnect(request: Request, found: Found) -> Interconnect:
 
     backend = "gloo" if request.device == "cpu" or request.interconnect == "gloo" else "nccl"
     records = {key: CollectiveRecord.model_validate(data) for key, data in found.collectives.items()}
+    contention = {key: ContentionRecord.model_validate(data) for key, data in found.contention.items()}
     return Interconnect.model_validate(
         {
             "backend": backend,
@@ -119,6 +114,8 @@ def _interconnect(request: Request, found: Found) -> Interconnect:
             "segments": segments_of(records),
             "communicator_bytes": found.communicator_bytes,
             "host": found.host,
+            "contention": contention,
+            "couplings": fit_couplings(contention),
         }
     )
 
@@ -133,14 +130,8 @@ def segments_of(records: dict[str, CollectiveRecord]) -> dict[str, Any]:
     return {name: fit_segments(rows) for name, rows in sorted(points.items())}
 
 
-def merged(
-    profile: Profile,
-    name: str,
-    interconnect: Interconnect,
-    contention: dict[str, ContentionRecord],
-    couplings: dict[str, Coupling],
-) -> Profile:
-    """The profile with this interconnect; sizes that it had before and that were not measured again stay."""
+def merged(profile: Profile, name: str, interconnect: Interconnect) -> Profile:
+    """The profile with this interconnect; what it had before and was not measured again stays."""
     before = profile.interconnects.get(name)
     if before is not None:
         records = before.collectives | interconnect.collectives
@@ -150,16 +141,12 @@ def merged(
                 "segments": segments_of(records),
                 "communicator_bytes": before.communicator_bytes | interconnect.communicator_bytes,
                 "host": before.host | interconnect.host,
+                "contention": before.contention | interconnect.contention,
+                "couplings": before.couplings | interconnect.couplings,
             }
         )
-    return profile.model_copy(
-        update={
-            "interconnects": profile.interconnects | {name: interconnect},
-            "interconnect": profile.interconnect or name,
-            "contention": profile.contention | contention,
-            "couplings": profile.couplings | couplings,
-        }
-    )
+    known = profile.interconnects | {name: interconnect}
+    return profile.model_copy(update={"interconnects": known, "interconnect": profile.interconnect or name})
 
 
 def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str, int, int], ...]:

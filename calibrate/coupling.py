@@ -38,8 +38,9 @@ KIND_OF_KERNEL = {
 
 
 def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling]:
-    """One coupling a kind, fitted to its pairs with the smallest all_reduce and the largest all_gather, and judged by the
-    others too.
+    """One coupling a kind, fitted to its pairs with the smallest all_reduce and the largest all_gather.
+
+    The other pairs are held out: they only say how well it does.
     """
     by_kind: dict[str, dict[str, ContentionRecord]] = {}
     for key, record in records.items():

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.communication import Request, exact_collectives, measure_interconnect, merged
-from calibrate.coupling import fit_couplings
 from calibrate.interconnects import environment
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
@@ -18,7 +17,6 @@ from perfmodel.workload.trace_store import get_trace
 
 BUDGET_S = 150.0  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0
-CONTENDED = "nvlink"  # contention is a property of the device; it is measured over its own wires
 
 
 def calibrate_interconnect(
@@ -48,7 +46,7 @@ def calibrate_interconnect(
     scenarios : sequence of Scenario
         Whose exact collectives over this interconnect to measure.
     general : bool
-        Measure the ladder of sizes, host calls, and (nvlink) contention; otherwise only the scenarios' own sizes.
+        Measure the ladder of sizes, host calls, and contention; otherwise only the scenarios' own sizes.
 
     Raises
     ------
@@ -64,7 +62,7 @@ def calibrate_interconnect(
         )
     profile = load_profile(output)
     reference = profile.host.get("reference")
-    stages = ("calls", "collectives", *(("contention",) if name == CONTENDED else ())) if general else ()
+    stages = ("calls", "collectives", "contention") if general else ()
     exact = tuple(each for scenario in scenarios for each in _collectives_of(scenario, name, allow_import))
     request = Request(
         name,
@@ -75,8 +73,8 @@ def calibrate_interconnect(
         stages,
         None if reference is None else reference.time_s,
     )
-    interconnect, contention, stages_s = measure_interconnect(request, timeout_s)
-    profile = merged(profile, name, interconnect, contention, fit_couplings(contention))
+    interconnect, stages_s = measure_interconnect(request, timeout_s)
+    profile = merged(profile, name, interconnect)
     seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
     profile = profile.model_copy(
         update={
