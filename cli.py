@@ -141,6 +141,12 @@ def _wrote(paths: list[Path]) -> None:
     metavar="SECONDS",
     help="For the general calibration; 0 leaves out its grid.",
 )
+@click.option(
+    "--interconnect",
+    metavar="NAME",
+    help="Add an interconnect to the profile instead: nvlink, host-memory, two-nodes, or gloo on a CPU.",
+)
+@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Processes that it joins.")
 @click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def calibrate(
@@ -149,15 +155,25 @@ def calibrate(
     scenario_files: tuple[Path, ...],
     quiet: bool,
     only: tuple[str, ...],
+    interconnect: str | None,
+    ranks: int,
+    allow_import: bool,
     **options: Any,
 ) -> None:
     """Measure this machine into a hardware profile."""
     from perfmodel.workload.scenario_file import load_scenario
 
     scenarios = [load_scenario(path) for path in scenario_files]
+    output = output or Path(f"{device}.json")
+    if interconnect is not None:
+        with _torch_needed("calibrate"):
+            from calibrate.interconnect_session import calibrate_interconnect
+        calibrate_interconnect(output, interconnect, device, ranks, scenarios, allow_import=allow_import)
+        _wrote([output])
+        return
     with _torch_needed("calibrate"):
         from calibrate.session import calibrate as calibrate_machine
-    output = output or Path(f"{device}.json")
+    options["allow_import"] = allow_import
     calibrate_machine(output, device, scenarios=scenarios, only=only or None, progress=not quiet, **options)
     _wrote([output])
 
@@ -168,11 +184,52 @@ def _torch_needed(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "scipy", "transformers"):
+        if error.name not in ("torch", "scipy", "transformers", "sympy"):
             raise
         raise PerfModelError(
             f"perfmodel {command}: {error.name} must be installed (it is not). Run pip install '.[torch]'."
         ) from error
+
+
+@main.command()
+@click.argument("scenario_file", metavar="SCENARIO", type=FILE)
+@click.option(
+    "--vary",
+    "vary",
+    multiple=True,
+    required=True,
+    metavar="KEY=VALUE,VALUE...",
+    help="Values to try; repeatable: every combination is predicted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--plot", type=FILE, metavar="DIR", help="Write plots of time and memory there.")
+@click.option("--no-exact-keys", is_flag=True, help="Use the general grid only, no kernel measured for a scenario.")
+@_question_options
+def sweep(
+    scenario_file: Path, vary: tuple[str, ...], as_json: bool, plot: Path | None, no_exact_keys: bool, **question: Any
+) -> None:
+    """Predict SCENARIO with every combination of values and rank the configurations."""
+    from perfmodel.report.sweep_text import sweep_text
+    from perfmodel.sweep import parse_vary
+    from perfmodel.sweep import sweep as sweep_scenario
+
+    result = sweep_scenario(scenario_file, parse_vary(vary), exact=not no_exact_keys, progress=True, **question)
+    click.echo(json.dumps(result.to_json(), indent=1) if as_json else sweep_text(result), nl=as_json)
+    if plot is not None:
+        from perfmodel.report.sweep_plot import save_sweep_plots
+
+        _wrote(save_sweep_plots(result, plot))
+
+
+@main.command()
+@click.argument("name", required=False)
+def formula(name: str | None) -> None:
+    """Print the closed forms: all of them, or everything about the one called NAME."""
+    with _torch_needed("formula"):
+        import sympy  # noqa: F401
+    from perfmodel.closed_form.formulas import describe
+
+    click.echo(describe(name))
 
 
 @main.command()

@@ -62,6 +62,7 @@ def _fit(pairs: Mapping[str, ContentionRecord]) -> Coupling:
         compute_factor=best[0],
         communication_factor=best[1],
         tail_share=best[2],
+        kernel_s=fitted[0].compute_s,
         fitted_error=coupling_error(best, fitted),
         held_out_error=coupling_error(best, others) if others else None,
         pairs=len(pairs),

@@ -216,7 +216,7 @@ def test_validate_shows_predictions_beside_measurements(asked: Asked, monkeypatc
         (TINY.replace("size: 2", "size: -2"), "batch.size must be greater than or equal to 1 (got -2)."),
         (TINY.replace("gpt", "gtp"), "model.family must be a known family (got 'gtp'). Did you mean 'gpt'?"),
         (TINY.replace("toy.json", "toy.json, gpus: 2"), "hardware.gpus must be at most 1"),
-        (TINY + "parallelism: {dp: 2}", "parallelism must be left out"),
+        (TINY + "parallelism: {dp: 2}", "parallelism.dp must be hardware.gpus (got dp=2, gpus=1)"),
     ],
 )
 def test_a_bad_scenario_is_one_sentence(folder: Path, content: str, sentence: str) -> None:

@@ -27,6 +27,7 @@ LAYERS = {
     "perfmodel.report": 6,
     "perfmodel.api": 7,
     "perfmodel.comparison": 8,
+    "perfmodel.sweep": 8,
     "calibrate": 9,
     "validate": 9,
     "cli": 10,

@@ -5,8 +5,9 @@ beside operators; one that arrives while an operator still has blocks to hand ou
 last. How much depends on what the operator needs. Kinds of operators that differ in that are measured beside
 collectives, and a step's operators take the coupling of their kind (:data:`KIND_OF`).
 
-A matrix product that fills the device once loses most: with a share s of the device gone, one wave becomes two. Small
-products are therefore a kind of their own.
+A matrix product that fills the device once loses most: with a share s of the device gone, one wave becomes two; and the
+longer one runs, the longer a collective may have to wait for it. Products are therefore measured small and large, and
+what lies between takes its coupling by the logarithm of its time.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.program.program import Program
-
-SMALL_S = 60e-6  # a matrix product that takes less runs in about one wave
 
 # By cost class: the measured kind whose needs are nearest.
 KIND_OF = {
@@ -57,8 +56,7 @@ def operator_kind(cost: KernelCost, is_list: bool) -> str:
     kind = KIND_OF.get(cost.kind.split("_")[0], OTHERWISE)
     if kind != "gemm":
         return "optimizer" if is_list else kind
-    arithmetic = "fp32" if cost.arithmetic == "fp32" else "bf16"
-    return f"gemm_{arithmetic}_small" if cost.time_s < SMALL_S else f"gemm_{arithmetic}"
+    return "gemm_fp32" if cost.arithmetic == "fp32" else "gemm_bf16"
 
 
 def slowdowns(
@@ -82,17 +80,24 @@ def slowdowns(
         operator_kind(cost, each.base_name.startswith(("_foreach_", "_fused_")))
         for cost, each in zip(costs, program.operations, strict=True)
     ]
-    found = [_coupling(kind, interconnect) for kind in kinds]
+    found = [_coupling(kind, cost.time_s, interconnect) for kind, cost in zip(kinds, costs, strict=True)]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
     slowdown = Slowdown(compute, communication, tail * duration_s)
     return (slowdown,) * len(program.collectives)
 
 
-def _coupling(kind: str, interconnect: Interconnect) -> tuple[float, float, float]:
-    """Of a kind, or of the nearest that was measured: small products like large ones, bf16 like fp32."""
-    nearest = (kind, kind.removesuffix("_small"), "gemm_bf16" if kind.startswith("gemm") else OTHERWISE)
-    for name in nearest:
-        if name in interconnect.couplings:
-            known = interconnect.couplings[name]
-            return known.compute_factor, known.communication_factor, known.tail_share
-    return 1.0, 1.0, 1.0
+def _coupling(kind: str, time_s: float, interconnect: Interconnect) -> tuple[float, float, float]:
+    """compute_factor, communication_factor and tail_share of an operator of that kind that takes so long alone."""
+    large = interconnect.couplings.get(kind)
+    small = interconnect.couplings.get(f"{kind}_small")
+    if large is None or small is None or large.kernel_s <= small.kernel_s:
+        only = large or small
+        return (1.0, 1.0, 1.0) if only is None else _values(only)
+    between = float(np.log(max(time_s, 1e-9) / small.kernel_s) / np.log(large.kernel_s / small.kernel_s))
+    share = min(max(between, 0.0), 1.0)
+    first, second = (a + share * (b - a) for a, b in zip(_values(small)[:2], _values(large)[:2], strict=True))
+    return first, second, _values(small)[2] + share * (_values(large)[2] - _values(small)[2])
+
+
+def _values(coupling: Coupling) -> tuple[float, float, float]:
+    return coupling.compute_factor, coupling.communication_factor, coupling.tail_share

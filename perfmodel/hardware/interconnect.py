@@ -89,13 +89,15 @@ class Coupling(_Section):
     """How operators of one kind and collectives of one kind slow each other while both run; fitted to pairs.
 
     compute_factor, communication_factor: see :class:`~perfmodel.cost.contention.Slowdown`. tail_share: of an operator's
-    time alone, the last part, in which a collective that arrives finds room. fitted_error, held_out_error: mean
+    time alone, the last part, in which a collective that arrives finds room. kernel_s: of the kernel that was measured,
+    alone. fitted_error, held_out_error: mean
     relative error of the slowed times, of the pairs it was fitted to and of the others.
     """
 
     compute_factor: Annotated[float, Field(ge=1)]
     communication_factor: Annotated[float, Field(ge=1)]
     tail_share: Annotated[float, Field(gt=0, le=1)]
+    kernel_s: Positive = 1.0
     fitted_error: NotNegative = 0.0
     held_out_error: NotNegative | None = None
     pairs: int = 0

@@ -22,6 +22,7 @@ MEASUREMENT_VERSION = 1
 REMEDY = "Measure it again with `perfmodel validate`."
 UNSTABLE_SPREAD = 0.05  # relative: standard deviation over median
 SHORTEST_SAMPLES = 8
+STEADY = 2  # steps whose memory is not that of later ones: DDP rebuilds its buckets in the second, beside the old
 
 
 class _Section(BaseModel):
@@ -48,8 +49,8 @@ class RankSamples(_Section):
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """Of the steady steps (the second on)."""
-        return max((step.peak_allocated_bytes for step in self.memory[1:]), default=None)
+        """Of the steady steps."""
+        return max((step.peak_allocated_bytes for step in self.memory[STEADY:]), default=None)
 
 
 class BucketLayout(_Section):
@@ -133,12 +134,12 @@ class Measurement(_Section):
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """Of the steady steps (the second on)."""
-        return max((step.peak_allocated_bytes for step in self.memory[1:]), default=None)
+        """Of the steady steps."""
+        return max((step.peak_allocated_bytes for step in self.memory[STEADY:]), default=None)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        return max((step.peak_reserved_bytes for step in self.memory[1:]), default=None)
+        return max((step.peak_reserved_bytes for step in self.memory[STEADY:]), default=None)
 
     def warnings(self) -> list[str]:
         """Why these numbers should not be trusted, by named thresholds, with what to do."""

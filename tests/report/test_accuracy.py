@@ -66,6 +66,7 @@ def measurement(name: str = "toy", **changes: object) -> Measurement:
         phases_s={"zero_grad": (1e-6,), "forward": (12e-6,), "backward": (25e-6,), "optimizer": (5e-6,)},
         memory=(
             StepMemory(allocated_before_bytes=0, peak_allocated_bytes=99 * MIB, peak_reserved_bytes=99 * MIB),
+            StepMemory(allocated_before_bytes=0, peak_allocated_bytes=99 * MIB, peak_reserved_bytes=99 * MIB),
             StepMemory(allocated_before_bytes=0, peak_allocated_bytes=10 * MIB, peak_reserved_bytes=20 * MIB),
         ),
     )

@@ -1,0 +1,265 @@
+"""The verb `sweep`: predict every combination of some values and rank them, so that a person can choose."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from perfmodel.api import predict
+from perfmodel.errors import PerfModelError
+from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.units import format_bytes
+from perfmodel.workload.scenario_file import load_question, parse_assignment, parse_yaml
+
+# Format history
+# 1  first
+SWEEP_VERSION = 1
+MOST_CONFIGURATIONS = 1000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a prediction says of one configuration.
+
+    interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
+    communication that nothing hides. fits: None where memory is not predicted (a CPU). peak_allocated_bytes,
+    device_bytes (in use at the peak): of the rank that needs most, None unless it fits. capacity_bytes: the device's.
+    """
+
+    step_time_s: float
+    interval_s: tuple[float, float]
+    samples_per_step: int
+    throughput_samples_per_s: float
+    exposed_s: float
+    fits: bool | None
+    peak_allocated_bytes: int | None
+    device_bytes: int | None
+    capacity_bytes: float
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """values: by key that was varied. rank: 1 is best, the same for ties, None where there is no order. outcome: None
+    where it was refused. reason: in one sentence, why there is no rank.
+    """
+
+    values: dict[str, Any]
+    rank: int | None
+    outcome: Outcome | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """configurations: best first; those without a rank last, in the order in which they were asked. vary: the values by
+    key. assignments: the ``--set`` values that all share.
+    """
+
+    scenario: str
+    profile: str
+    vary: dict[str, tuple[Any, ...]]
+    assignments: tuple[str, ...]
+    configurations: tuple[Configuration, ...]
+
+    @property
+    def ranked(self) -> tuple[Configuration, ...]:
+        """Those that have a rank, best first."""
+        return tuple(each for each in self.configurations if each.rank is not None)
+
+    @property
+    def unranked(self) -> tuple[Configuration, ...]:
+        """Those that do not fit, whose time is not predicted, or that are refused."""
+        return tuple(each for each in self.configurations if each.rank is None)
+
+    @property
+    def same_work(self) -> bool:
+        """Whether a step consumes as many samples in every configuration."""
+        return len({each.outcome.samples_per_step for each in self.configurations if each.outcome is not None}) <= 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as `perfmodel sweep --json` prints it."""
+        return {"version": SWEEP_VERSION, **asdict(self)}
+
+
+def sweep(
+    path: Path,
+    vary: Mapping[str, Sequence[Any]],
+    assignments: Iterable[str] = (),
+    *,
+    device: str | None = None,
+    exact: bool = True,
+    allow_import: bool = False,
+    progress: bool = False,
+) -> SweepResult:
+    """Predict the scenario in ``path`` with every combination of values and rank them by samples a second.
+
+    Parameters
+    ----------
+    path : Path
+        A YAML scenario.
+    vary : mapping of str to sequence
+        Values by dotted key, of the scenario or (``hardware.device...``) of the profile; see :func:`parse_vary`.
+    assignments : iterable of str
+        ``key=value`` that all configurations share, as ``--set`` takes them.
+    device, exact, allow_import
+        As in :func:`~perfmodel.workload.scenario_file.load_question` and :func:`perfmodel.api.predict`.
+    progress : bool
+        Show a bar on stderr, if that is a terminal.
+
+    Raises
+    ------
+    PerfModelError
+        If there is nothing to vary or too much, a key is varied twice, or every configuration is refused: then with
+        the first one's sentence, which names the key. One that is refused among others is listed with its sentence.
+
+    Notes
+    -----
+    Configurations tie where 90 % intervals of samples a second overlap: each joins the rank of the configuration before
+    it if it overlaps with the first of that rank. Errors that two configurations share are counted as if each had its
+    own, so ties are called too often rather than too rarely.
+    """
+    assignments = tuple(assignments)
+    _check_vary(vary, assignments)
+    found: list[Configuration] = []
+    names: tuple[str, str] | None = None
+    with _bar(math.prod(map(len, vary.values())), progress) as advance:
+        for combination in product(*vary.values()):
+            values = dict(zip(vary, combination, strict=True))
+            asked = (*assignments, *(f"{key}={json.dumps(value)}" for key, value in values.items()))
+            try:
+                scenario, profile = load_question(path, asked, device)
+                prediction = predict(scenario, profile, exact=exact, allow_import=allow_import)
+            except PerfModelError as error:
+                reason = str(error).removeprefix(f"{path}: ")
+                found.append(Configuration(values, None, None, reason))
+            else:
+                names = names or (scenario.name, profile.name)
+                found.append(_configuration(values, prediction))
+            advance()
+    if names is None:
+        raise PerfModelError(f"{path}: {found[0].reason}")
+    vary_values = {key: tuple(values) for key, values in vary.items()}
+    return SweepResult(*names, vary_values, assignments, _ranked(found))
+
+
+def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+    """``key=value,value...`` of each ``--vary``; values are read as YAML.
+
+    Raises
+    ------
+    PerfModelError
+        If there is no key or no value, or a key is given twice.
+
+    Examples
+    --------
+    >>> parse_vary(["batch.size=8,16", "model.size=small,2.7b", "parallelism.bucket_cap_mb=null,25"])
+    {'batch.size': (8, 16), 'model.size': ('small', '2.7b'), 'parallelism.bucket_cap_mb': (None, 25)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key = key.strip()
+        if not equals or not key or not values.strip():
+            raise PerfModelError(
+                f"--vary must read key=value,value... (got {text!r}). For example --vary batch.size=8,16."
+            )
+        if key in found:
+            raise PerfModelError(f"--vary {key}: a key must be varied once (got it again). Give all values at once.")
+        found[key] = tuple(parse_yaml(f"[{values}]", f"--vary {key}"))
+    return found
+
+
+def _check_vary(vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...]) -> None:
+    if not vary:
+        raise PerfModelError("--vary must be given (got none). For example --vary batch.size=8,16.")
+    for key, values in vary.items():
+        if not values:
+            raise PerfModelError(f"--vary {key}: there must be a value (got none). Write {key}=value,value...")
+        texts = [json.dumps(value) for value in values]
+        twice = next((text for index, text in enumerate(texts) if text in texts[:index]), None)
+        if twice is not None:
+            raise PerfModelError(f"--vary {key}: values must differ (got {twice} twice). Leave one out.")
+    both = [key for key, _ in map(parse_assignment, assignments) if key in vary]
+    if both:
+        raise PerfModelError(f"--vary {both[0]}: a varied key must not be in --set as well (it is). Leave one out.")
+    count = math.prod(map(len, vary.values()))
+    if count > MOST_CONFIGURATIONS:
+        raise PerfModelError(
+            f"--vary must make at most {MOST_CONFIGURATIONS} configurations (got {count}). Vary fewer values at once."
+        )
+
+
+def _configuration(values: dict[str, Any], prediction: Prediction) -> Configuration:
+    memory = prediction.memory
+    reason = None
+    if memory is not None and memory.out_of_memory is not None:
+        refused, capacity = memory.out_of_memory, prediction.profile.device.memory_bytes
+        reason = (
+            f"does not fit in {format_bytes(capacity)}: {format_bytes(refused.requested_bytes)} more are asked for "
+            f"with {format_bytes(refused.reserved_bytes)} reserved"
+        )
+    elif memory is not None and memory.retries:
+        reason = f"runs the device full: {memory.retries} requests wait for it, so its time is not predicted"
+    return Configuration(values, None, _outcome(prediction), reason)
+
+
+def _outcome(prediction: Prediction) -> Outcome:
+    memory = prediction.memory
+    complete = memory if memory is not None and memory.fits else None
+    return Outcome(
+        step_time_s=prediction.step_time_s,
+        interval_s=prediction.interval_s,
+        samples_per_step=samples_per_step(prediction),
+        throughput_samples_per_s=throughput_samples_per_s(prediction),
+        exposed_s=prediction.breakdown["exposed_communication_s"],
+        fits=None if memory is None else memory.fits,
+        peak_allocated_bytes=None if complete is None else complete.peak_allocated_bytes,
+        device_bytes=None if complete is None else complete.device_bytes,
+        capacity_bytes=prediction.profile.device.memory_bytes,
+        bottleneck=prediction.bottleneck,
+    )
+
+
+def _ranked(found: list[Configuration]) -> tuple[Configuration, ...]:
+    """Best first, with ranks as in a race: 1, 1, 3."""
+    in_order = sorted(
+        ((each, each.outcome) for each in found if each.outcome is not None and each.reason is None),
+        key=lambda pair: -pair[1].throughput_samples_per_s,
+    )
+    ranked: list[Configuration] = []
+    rank, least_samples_per_s = 0, math.inf
+    for place, (each, outcome) in enumerate(in_order, start=1):
+        low_s, high_s = outcome.interval_s
+        if outcome.samples_per_step / low_s < least_samples_per_s:
+            rank, least_samples_per_s = place, outcome.samples_per_step / high_s
+        ranked.append(replace(each, rank=rank))
+    return (*ranked, *(each for each in found if each.outcome is None or each.reason is not None))
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    """Yields what is to be called after each configuration."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("predicting"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

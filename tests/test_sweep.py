@@ -1,0 +1,184 @@
+"""What a sweep asks, how it ranks, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.api import predict
+from perfmodel.errors import PerfModelError
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.sweep import SweepResult, parse_vary, sweep
+from perfmodel.workload.scenario_file import load_question
+from tests.report.synthetic import prediction
+
+TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: h200-sxm-x4}\n"
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Prediction | PerfModelError]:
+    """What is predicted, by batch size."""
+    known: dict[int, Prediction | PerfModelError] = {}
+
+    def answer(scenario: Any, profile: Any, **options: Any) -> Prediction:
+        found = known[scenario.batch.size]
+        if isinstance(found, PerfModelError):
+            raise found
+        return replace(found, scenario=scenario, profile=profile)
+
+    monkeypatch.setattr("perfmodel.sweep.predict", answer)
+    return known
+
+
+def predicted(low_s: float, step_s: float, high_s: float) -> Prediction:
+    made = prediction()
+    timeline = replace(made.timeline, step_time_s=step_s)
+    return replace(made, timeline=timeline, interval_s=(low_s, high_s))
+
+
+def order(result: SweepResult) -> list[tuple[int | None, Any]]:
+    return [(each.rank, each.values["batch.size"]) for each in result.configurations]
+
+
+def test_every_combination_is_what_predict_says(toy: Path) -> None:
+    result = sweep(toy, {"batch.size": (2, 4), "precision": ("fp32", "amp-bf16")})
+    assert (result.scenario, result.profile) == ("toy", "h200-sxm-x4")
+    assert result.vary == {"batch.size": (2, 4), "precision": ("fp32", "amp-bf16")}
+    found = {(each.values["batch.size"], each.values["precision"]): each.outcome for each in result.configurations}
+    assert len(found) == 4
+    for (size, precision), outcome in found.items():
+        alone = predict(*load_question(toy, [f"batch.size={size}", f"precision={precision}"]))
+        assert outcome is not None
+        assert alone.memory is not None
+        assert (outcome.step_time_s, outcome.interval_s) == (alone.step_time_s, alone.interval_s)
+        assert outcome.throughput_samples_per_s == pytest.approx(size / alone.step_time_s)
+        assert (outcome.fits, outcome.device_bytes) == (True, alone.memory.device_bytes)
+        assert outcome.peak_allocated_bytes == alone.memory.peak_allocated_bytes
+    rates = [each.outcome.throughput_samples_per_s for each in result.configurations if each.outcome]
+    assert rates == sorted(rates, reverse=True)
+    assert not result.same_work
+
+
+def test_set_holds_for_all_and_hardware_can_be_varied(toy: Path) -> None:
+    vary = parse_vary(["hardware.launch.latency_s=1e-6,1e-2", "batch.size=2"])
+    result = sweep(toy, vary, ["mode=forward", "hardware.device.memory_bytes=5e9"])
+    assert result.assignments == ("mode=forward", "hardware.device.memory_bytes=5e9")
+    assert {each.outcome.capacity_bytes for each in result.configurations if each.outcome} == {5e9}
+    assert result.same_work
+    without = sweep(toy, {"batch.size": (2,)}, ["mode=forward"])
+    assert without.configurations[0].outcome is not None
+    assert without.configurations[0].outcome.capacity_bytes > 100e9
+
+
+def test_what_does_not_fit_has_no_rank(toy: Path) -> None:
+    result = sweep(toy, parse_vary(["hardware.device.memory_bytes=1e6,1e11"]))
+    (first,) = result.ranked
+    assert first.values == {"hardware.device.memory_bytes": 1e11}
+    (refused,) = result.unranked
+    assert refused.reason is not None
+    assert refused.reason.startswith("does not fit in 976.6 KiB: ")
+    assert refused.outcome is not None
+    assert (refused.outcome.fits, refused.outcome.device_bytes) == (False, None)
+
+
+def test_ranks_and_ties(toy: Path, answers: dict[int, Any]) -> None:
+    """By samples a second: 8 (6.7 to 10), 7 (6.7 to 7.4) ties; 6 (5.9 to 6.2) does not, 5.8 (4 to 6.7) ties with that."""
+    answers[8] = predicted(0.8, 1.0, 1.2)
+    answers[7] = predicted(0.95, 1.0, 1.05)
+    answers[6] = predicted(0.96, 1.0, 1.02)
+    answers[1] = predicted(0.15, 1 / 5.8, 0.25)
+    result = sweep(toy, {"batch.size": (1, 6, 7, 8)})
+    assert order(result) == [(1, 8), (1, 7), (3, 6), (3, 1)]
+
+
+def test_a_tie_is_with_the_first_of_the_rank(toy: Path, answers: dict[int, Any]) -> None:
+    """10, 9 and 8 samples a second, each overlapping the next: the third does not overlap the first."""
+    answers.update({10: predicted(0.92, 1, 1.08), 9: predicted(0.92, 1, 1.08), 8: predicted(0.92, 1, 1.08)})
+    assert order(sweep(toy, {"batch.size": (8, 9, 10)})) == [(1, 10), (1, 9), (3, 8)]
+
+
+def test_what_is_refused_or_not_predicted_comes_last_with_its_reason(toy: Path, answers: dict[int, Any]) -> None:
+    made = prediction()
+    assert made.memory is not None
+    answers[1] = PerfModelError("the wire must hold. Mend it.")
+    answers[2] = replace(made, memory=replace(made.memory, retries=3))
+    answers[3] = predicted(0.9, 1.0, 1.1)
+    result = sweep(toy, {"batch.size": (-5, 1, 2, 3)})
+    assert [(each.values["batch.size"], each.rank, each.reason) for each in result.configurations] == [
+        (3, 1, None),
+        (-5, None, "batch.size must be greater than or equal to 1 (got -5). `perfmodel schema scenario` says what each key takes."),
+        (1, None, "the wire must hold. Mend it."),
+        (2, None, "runs the device full: 3 requests wait for it, so its time is not predicted"),
+    ]  # fmt: skip
+
+
+def test_a_cpu_has_no_memory(toy: Path, answers: dict[int, Any]) -> None:
+    answers[2] = prediction("cpu")
+    (only,) = sweep(toy, {"batch.size": (2,)}).configurations
+    assert only.rank == 1
+    assert only.outcome is not None
+    assert (only.outcome.fits, only.outcome.peak_allocated_bytes, only.outcome.device_bytes) == (None, None, None)
+
+
+def test_json(toy: Path, answers: dict[int, Any]) -> None:
+    answers.update({2: predicted(0.9, 1.0, 1.1), 3: PerfModelError("no. Mend it.")})
+    data = json.loads(json.dumps(sweep(toy, {"batch.size": (2, 3)}, ["precision=bf16"]).to_json()))
+    assert (data["version"], data["scenario"], data["assignments"]) == (1, "toy", ["precision=bf16"])
+    assert data["vary"] == {"batch.size": [2, 3]}
+    first, second = data["configurations"]
+    assert (first["values"], first["rank"], first["reason"]) == ({"batch.size": 2}, 1, None)
+    assert first["outcome"]["interval_s"] == [0.9, 1.1]
+    assert second == {"values": {"batch.size": 3}, "rank": None, "outcome": None, "reason": "no. Mend it."}
+
+
+def test_values_are_yaml() -> None:
+    assert parse_vary(["a.b=1,2.5,true,null, x ,80e9,'1,2',{every: 2}"]) == {
+        "a.b": (1, 2.5, True, None, "x", 80e9, "1,2", {"every": 2})
+    }
+
+
+@pytest.mark.parametrize(
+    ("vary", "sentence"),
+    [
+        (["batch.size"], "--vary must read key=value,value... (got 'batch.size')."),
+        (["batch.size="], "--vary must read key=value,value... (got 'batch.size=')."),
+        (["=1"], "--vary must read key=value,value... (got '=1')."),
+        (["batch.size=1,,2"], "--vary batch.size: must be whole YAML"),
+        (["batch.size=!!python/name:os.system 1"], "--vary batch.size: values must be plain text, numbers, lists"),
+        (["batch.size=1", "batch.size=2"], "--vary batch.size: a key must be varied once (got it again)."),
+        ([], "--vary must be given (got none)."),
+        (["batch.size=8,8"], "--vary batch.size: values must differ (got 8 twice)."),
+        (["precision=bf16"], "--vary precision: a varied key must not be in --set as well (it is)."),
+        ([f"{key}={','.join(map(str, range(32)))}" for key in ("a", "b")], "--vary must make at most 1000 configurations (got 1024)."),
+        (["batch.sise=8,16"], "{path}: batch.sise must be a key of batch (got 8). Did you mean 'size'?"),
+        (["hardware.device.memory_byte=8"], "{path}: --set hardware.device.memory_byte must be a key of device (got 8). Did you mean 'memory_bytes'?"),
+        (["batch.size=no,-1"], "{path}: batch.size must be an integer (got False)."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence(toy: Path, vary: list[str], sentence: str) -> None:
+    with pytest.raises(PerfModelError) as error:
+        sweep(toy, parse_vary(vary), ["precision=fp32"])
+    assert str(error.value).startswith(sentence.format(path=toy))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"none\.yaml: a scenario must be a readable file"):
+        sweep(tmp_path / "none.yaml", {"batch.size": (1,)})
+
+
+def test_no_progress_where_stderr_is_no_terminal(toy: Path, answers: dict[int, Any], capsys: Any) -> None:
+    answers[2] = predicted(0.9, 1.0, 1.1)
+    sweep(toy, {"batch.size": (2,)}, progress=True)
+    assert capsys.readouterr() == ("", "")
