@@ -99,19 +99,23 @@ class _Editor:
         """Synchronous, on the compute stream."""
         return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes), call="all_reduce")
 
-    def all_reduce_async(self, dtype: str, size_bytes: int, call: str) -> tuple[tuple[Inserted, ...], int]:
-        """On the communicator's stream after what the compute stream was given so far; and the mark of its end."""
+    def beside(
+        self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
+    ) -> tuple[tuple[Inserted, ...], int]:
+        """Asynchronous, on the communicator's stream after what the compute stream was given so far; and the mark of
+        its end.
+        """
         before, after = self._mark(), self._mark()
         rows = (
             Inserted(RECORD, before),
             Inserted(WAIT, before, stream=COMMUNICATION),
-            Inserted(COLLECTIVE, self._number(dtype, size_bytes), stream=COMMUNICATION, call=call),
+            Inserted(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=COMMUNICATION, call=call),
             Inserted(RECORD, after, stream=COMMUNICATION),
         )
         return rows, after
 
-    def _number(self, dtype: str, size_bytes: int) -> int:
-        collective = Collective("all_reduce", dtype, size_bytes, self.ranks)
+    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce") -> int:
+        collective = Collective(kind, dtype, size_bytes, self.ranks)
         return self._collectives.setdefault(collective, len(self._collectives))
 
     def _mark(self) -> int:
@@ -183,7 +187,7 @@ def _overlap(editor: _Editor, scenario: Scenario) -> Program:
     run, marks = editor.last_backward, []
     for index, event in _ready(editor.trace):
         tensor = editor.trace.parameters[index].tensor
-        rows, mark = editor.all_reduce_async(tensor.dtype, tensor.bytes, "all_reduce async")
+        rows, mark = editor.beside(tensor.dtype, tensor.bytes, "all_reduce async")
         editor.edit(run, event, *rows)
         marks.append(mark)
     stop = editor.program.runs[run].segment.stop
@@ -200,7 +204,7 @@ def _ddp(editor: _Editor, scenario: Scenario) -> Program:
     share = 1.0 if as_view else 0.5  # of a parameter's host time; the other half is spent on copying out
     for number, run in enumerate(editor.program.runs):
         if run.phase == "forward":
-            editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"))
+            editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"), *_share_buffers(editor, run))
     run_number = editor.last_backward
     marks: list[int] = []
     for index, event in _ready(editor.trace):
@@ -208,13 +212,35 @@ def _ddp(editor: _Editor, scenario: Scenario) -> Program:
         rows = [editor.launch(_copy_in(tensors[index]), "ddp parameter", share)]
         while len(marks) < len(buckets) and missing[len(marks)] == 0:  # strictly in order
             bucket = buckets[len(marks)]
-            more, mark = editor.all_reduce_async(bucket.dtype, bucket.size_bytes, "ddp bucket")
+            more, mark = editor.beside(bucket.dtype, bucket.size_bytes, "ddp bucket")
             rows += more
             marks.append(mark)
         editor.edit(run_number, event, *rows)
     editor.edit(run_number, editor.program.runs[run_number].segment.stop, *_ddp_end(editor, buckets, marks, as_view))
     persistent = tuple(Storage(editor.new_storage(), each.size_bytes, StorageKind.GRADIENT) for each in buckets)
     return editor.finish(persistent)
+
+
+def _share_buffers(editor: _Editor, run: PhaseRun) -> list[Inserted]:
+    """Before the first forward of a step every rank takes the buffers of rank 0: copied into one, sent, copied back.
+
+    What a trace knows of a buffer is its size; the copies are taken to be of float32.
+    """
+    sizes = [storage.bytes for storage in editor.trace.persistent if storage.kind == StorageKind.BUFFER]
+    if not sizes or run.micro_batch != 0:
+        return []
+    tensors = tuple(_vector(max(size_bytes // 4, 1), "float32") for size_bytes in sizes)
+    whole = _vector(sum(tensor.numel for tensor in tensors), "float32")
+    storage = editor.new_storage()
+    rows, mark = editor.beside("float32", whole.bytes, "all_reduce async", "broadcast")
+    return [
+        Inserted(EventKind.ALLOC, storage, whole.bytes),
+        editor.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), "flatten"),
+        *rows,
+        Inserted(WAIT, mark, call="wait"),
+        *(editor.launch(_copy_out(tensor), "copy") for tensor in tensors),
+        Inserted(EventKind.FREE, storage),
+    ]
 
 
 def _ddp_end(editor: _Editor, buckets: tuple[Bucket, ...], marks: list[int], as_view: bool) -> list[Inserted]:

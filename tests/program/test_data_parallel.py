@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, StorageKind, Trace
+from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Storage, StorageKind, Trace
 
 SIZES = (100, 300, 50)  # elements of parameters 0, 1, 2; gradients become ready as 2, 0, 1
 READY = (2, 0, 1)
@@ -150,6 +152,30 @@ def test_gradients_that_are_views_of_buckets_are_not_copied_out() -> None:
     words = spelt(program("ddp", bucket_cap_mb=500 / 2**20, gradient_as_bucket_view=True))
     assert words[-3:] == ["wait 1 <wait>", "wait 3 <wait>", "op2"]
     assert not any(word.startswith("copy_") for word in words)
+
+
+def test_ddp_shares_the_buffers_of_rank_0_before_the_first_forward() -> None:
+    buffers = (Storage(90, 400, StorageKind.BUFFER), Storage(91, 8, StorageKind.BUFFER))
+    made = data_parallel_program(scenario("ddp", 2), replace(trace(2), persistent=buffers))
+    words = spelt(made)
+    start = words.index("host 0 <ddp forward>")
+    storage = words[start + 1].split()[1]
+    assert words[start : start + 12] == [
+        "host 0 <ddp forward>",
+        f"alloc {storage}",
+        "cat <flatten>",
+        "record 0",
+        "@wait 0",
+        "@reduce 408 <all_reduce async>",
+        "@record 1",
+        "wait 1 <wait>",
+        "copy_ <copy>",
+        "copy_ <copy>",
+        f"free {storage}",
+        "op0",
+    ]
+    assert [each.kind for each in made.collectives] == ["broadcast", "all_reduce"]
+    assert words.count("cat <flatten>") == 1  # not again in the second micro-batch
 
 
 @pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "ddp"])

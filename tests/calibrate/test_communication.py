@@ -1,0 +1,141 @@
+"""Measuring an interconnect, end to end over gloo on two ranks, and merging it into a profile. No test asserts a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibrate import interconnect_session
+from calibrate.communication import Request, ladder, measure_interconnect, merged, segments_of
+from calibrate.interconnect_session import calibrate_interconnect
+from calibrate.interconnects import environment, nodes_of
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
+from perfmodel.hardware.profile import Device, HostRecord, Profile, load_profile, save_profile
+from perfmodel.workload.scenario import Scenario
+
+
+@pytest.fixture(scope="module")
+def gloo() -> tuple[Interconnect, dict[str, float]]:
+    exact = (("all_reduce", "float32", 12344, 2),)
+    return measure_interconnect(Request("gloo", 2, "cpu", 60.0, exact, most_bytes=4096), timeout_s=90)
+
+
+def test_every_kind_is_measured_over_the_ladder_and_the_exact_sizes(gloo) -> None:
+    found, stages_s = gloo
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+    keys = {collective_key(kind, 2, "float32", size) for kind in kinds for size in (1024, 2048, 4096)}
+    assert set(found.collectives) == keys | {"all_reduce 2 float32 12344"}
+    assert found.collectives["all_reduce 2 float32 12344"].origin == "scenario"
+    assert all(record.time_s and record.samples > 1 for record in found.collectives.values())
+    assert set(found.segments) == {f"{kind} 2" for kind in kinds}
+    assert set(stages_s) == {"group of 2", "calls"}
+
+
+def test_host_calls_are_measured(gloo) -> None:
+    found, _ = gloo
+    assert set(found.host) == {"all_reduce", "all_reduce async", "wait", "ddp forward", "ddp parameter", "ddp bucket"}
+    assert all(call.time_s >= 0 for call in found.host.values())
+    assert (found.backend, found.nodes, found.contention) == ("gloo", 1, {})
+
+
+def test_what_was_not_measured_again_stays() -> None:
+    def wires(size: int, time_s: float) -> Interconnect:
+        return Interconnect(
+            backend="gloo",
+            collectives={collective_key("all_reduce", 2, "float32", size): CollectiveRecord(time_s=time_s)},
+        )
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    once = merged(profile, "gloo", wires(1024, 1.0))
+    twice = merged(once, "gloo", wires(2048, 2.0))
+    assert once.interconnect == twice.interconnect == "gloo"
+    assert [record.time_s for record in twice.interconnects["gloo"].collectives.values()] == [1.0, 2.0]
+    assert twice.interconnects["gloo"].segments["all_reduce 2"][0].most_bytes == 2048
+
+
+def test_curves_leave_out_scenarios_sizes_and_failures() -> None:
+    records = {
+        "all_reduce 2 float32 1024": CollectiveRecord(time_s=1.0),
+        "all_reduce 2 float32 1000": CollectiveRecord(time_s=9.0, origin="scenario"),
+        "all_reduce 2 float32 2048": CollectiveRecord(error="out of memory"),
+    }
+    ((only,),) = segments_of(records).values()
+    assert (only.points, only.alpha_s) == (1, 1.0)
+
+
+def test_the_ladder_is_finer_where_protocols_switch() -> None:
+    sizes = ladder(2**20)
+    assert sizes[:3] == [1024, 2048, 4096]
+    assert sizes[-4:] == [3 * 2**17, 2**19, 3 * 2**18, 2**20][-4:] or sizes[-1] == 3 * 2**19
+    assert sorted(sizes) == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        ("nvlink", 3, {}),
+        ("host-memory", 0, {"NCCL_P2P_DISABLE": "1"}),
+        ("two-nodes", 1, {"NCCL_HOSTID": "node0", "NCCL_SOCKET_IFNAME": "lo"}),
+        ("two-nodes", 2, {"NCCL_HOSTID": "node1", "NCCL_SOCKET_IFNAME": "lo"}),
+    ],
+)
+def test_wirings_are_made_by_the_environment(name: str, rank: int, expected: dict[str, str]) -> None:
+    assert environment(name, rank, 4) == expected
+    assert nodes_of(name) == (2 if name == "two-nodes" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "sentence"),
+    [("nvlnk", 2, "Did you mean 'nvlink'"), ("two-nodes", 3, "must be an even number")],
+)
+def test_wirings_that_cannot_be_had_are_one_sentence(name: str, ranks: int, sentence: str) -> None:
+    with pytest.raises(PerfModelError, match=sentence):
+        environment(name, 0, ranks)
+
+
+def ddp_scenario() -> Scenario:
+    return Scenario.model_validate(
+        {
+            "model": {"family": "gpt", "size": "tiny"},
+            "batch": {"size": 1, "sequence_length": 8},
+            "parallelism": {"dp": 2, "strategy": "ddp"},
+            "hardware": {"profile": "cpu.json", "gpus": 2, "interconnect": "gloo"},
+        }
+    )
+
+
+def test_an_interconnect_is_added_to_a_profile(tmp_path: Path, monkeypatch) -> None:
+    asked: list[Request] = []
+
+    def measure(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
+        asked.append(request)
+        return Interconnect(backend="gloo"), {"calls": 1.5}
+
+    monkeypatch.setattr(interconnect_session, "measure_interconnect", measure)
+    path = tmp_path / "cpu.json"
+    known = Profile(name="cpu", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    save_profile(known.model_copy(update={"host": {"reference": HostRecord(time_s=0.003)}}), path)
+    calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
+    found = load_profile(path)
+    assert (list(found.interconnects), found.interconnect, found.gpus) == (["gloo"], "gloo", 2)
+    assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5}}
+    (request,) = asked
+    assert request.reference_s == 0.003
+    assert [(kind, ranks) for kind, _, _, ranks in request.exact] == [("all_reduce", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "ranks", "sentence"),
+    [
+        ("nvlink", "cpu", 2, "must be gloo on a CPU"),
+        ("gloo", "cuda", 2, "must be gloo on a CPU"),
+        ("gloo", "cpu", 1, "--ranks must be at least 2"),
+    ],
+)
+def test_bad_requests_leave_the_profile_alone(
+    tmp_path: Path, name: str, device: str, ranks: int, sentence: str
+) -> None:
+    with pytest.raises(PerfModelError, match=sentence):
+        calibrate_interconnect(tmp_path / "absent.json", name, device, ranks)
