@@ -31,8 +31,11 @@ AWKWARD = """
             self.linear, self.how = nn.Linear(4, 1), how
 
         def forward(self, x):
-            rank = os.environ["RANK"]
-            pathlib.Path(os.environ["AWKWARD"], rank).write_text(str(os.getpid()))
+            rank, folder = os.environ["RANK"], pathlib.Path(os.environ["AWKWARD"])
+            (folder / f"{rank}.part").write_text(str(os.getpid()))
+            (folder / f"{rank}.part").rename(folder / rank)
+            while not (folder / str(1 - int(rank))).exists():
+                time.sleep(0.01)
             if rank == "1" and self.how == "sleep":
                 time.sleep(600)
             if rank == "1" and self.how == "raise":
