@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfmodel.hardware.profile import Profile
+from perfmodel.report.interconnect_text import interconnect_report
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
 
 MOST_UNSTABLE = 10
@@ -24,6 +25,7 @@ def profile_report(profile: Profile) -> RenderableType:
     ]
     if profile.curves:
         parts += [Text(CURVES, style="bold"), _curves(profile)]
+    parts += [interconnect_report(name, interconnect) for name, interconnect in profile.interconnects.items()]
     parts.append(Text(_unstable(profile), no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
