@@ -21,12 +21,15 @@ lint: .venv/test.stamp
 accuracy: .venv/test.stamp
 	$(BIN)/perfmodel compare results --plot results/plots --output ACCURACY.md
 
-# The four commands on this machine's CPU.
+# The four commands on this machine's CPU, on one rank and on two.
 cpu: .venv/test.stamp
 	rm -rf out/cpu
-	$(BIN)/perfmodel calibrate --device cpu --scenario scenarios/tiny-cpu.yaml --output out/cpu/cpu.json
-	$(BIN)/perfmodel predict scenarios/tiny-cpu.yaml --set hardware.profile=out/cpu/cpu.json
-	$(BIN)/perfmodel validate scenarios/tiny-cpu.yaml --set hardware.profile=out/cpu/cpu.json --device cpu --output out/cpu/results
+	$(BIN)/perfmodel calibrate --device cpu --scenario scenarios/tiny-cpu.yaml --scenario scenarios/tiny-ddp-cpu.yaml --output out/cpu/cpu.json
+	$(BIN)/perfmodel calibrate --device cpu --interconnect gloo --ranks 2 --scenario scenarios/tiny-ddp-cpu.yaml --output out/cpu/cpu.json
+	for scenario in tiny-cpu tiny-ddp-cpu; do \
+		$(BIN)/perfmodel predict scenarios/$$scenario.yaml --set hardware.profile=out/cpu/cpu.json && \
+		$(BIN)/perfmodel validate scenarios/$$scenario.yaml --set hardware.profile=out/cpu/cpu.json --device cpu --output out/cpu/results || exit 1; \
+	done
 	$(BIN)/perfmodel compare out/cpu/results --plot out/cpu/plots --output out/cpu/ACCURACY.md
 
 # The traces that are shipped with the scenarios, so that predicting those needs no torch.

@@ -1,27 +1,40 @@
-"""Timing of collectives: how long one takes from the last rank's arrival to its end.
+"""Timing of collectives: how long one takes from the last rank's arrival to its end, and what its call costs the host.
 
-CUDA: launches are queued behind a sleeping kernel, so that the host does not count; a small all-reduce brings all ranks
-to one point of time; then the collective runs several times in a row between two events. CPU (gloo): the host's clock
-between barriers. A sample is what the slowest rank saw.
+CUDA: launches are queued while the device is held, so that the host does not count; a small all-reduce brings all ranks
+to one point of time; then the collective runs several times in a row between two events. A sample for which any rank's
+host was not done queueing when the device went on is thrown away. CPU (gloo): the host's clock between barriers. A
+sample is what the slowest rank saw.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from perfmodel.hardware.interconnect import CollectiveRecord
+from calibrate.cuda_timing import LONGEST_HOLD_S, MARGIN, SLACK_S, CudaStream, Stream
+from calibrate.host_reference import HostReference, synchronize
+from calibrate.host_timing import timed
+from calibrate.timing import relative_spread
+from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, collective_key
+from perfmodel.units import KIB, MIB
 
 MOST_IN_A_ROW, REPEATS = 20, 5
+LONG_S, REPEATS_OF_LONG = 1.0, 2
 TARGET_S = 0.06  # of one sample
-HOST_S = 60e-6  # a launch takes the host at most about so long
-SLEEP_CYCLES_PER_S = 2e9  # at least what the clock makes of torch.cuda._sleep
+HOST_S = 60e-6  # a launch takes the host at most about so long; then what it took last
+ATTEMPTS = 3  # at samples whose host was in time
+AGREEMENT, AGREEMENT_S = 0.05, 2e-6  # two passes that differ by more than both are settled by a third
+CALL_ROUNDS, CALL_WARM_UP = 25, 3
+CONNECTING_BYTES = (KIB, 32 * MIB)
+ELSEWHERE = "failed on another rank"
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,19 @@ class Wanted:
     ranks: int
     dtype: str
     size_bytes: int
+
+    @property
+    def key(self) -> str:
+        """Under which a profile keeps it."""
+        return collective_key(self.kind, self.ranks, self.dtype, self.size_bytes)
+
+
+class _Run(NamedTuple):
+    """Seconds of one collective; whether the device went on before all were queued; host seconds of queueing one."""
+
+    time_s: float
+    is_late: bool
+    host_s: float
 
 
 def collective_call(wanted: Wanted, group: Any, device: str) -> Callable[[], Any]:
@@ -71,61 +97,186 @@ def _send_recv(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
 class CollectiveBench:
     """Times collectives of one group; every member asks for the same ones in the same order."""
 
-    def __init__(self, group: Any, device: str) -> None:
+    def __init__(self, group: Any, device: str, stream: Stream | None = None) -> None:
         self.group, self.device = group, device
         self._flag = torch.zeros(1, device=device)
+        self._stream = CudaStream() if stream is None and device == "cuda" else stream
+        self._host_s = HOST_S
 
-    def record(self, wanted: Wanted, origin: str = "grid") -> CollectiveRecord:
-        """Its median and spread; an error if it does not fit in memory."""
+    def connect(self, ranks: int) -> None:
+        """Run small and large collectives once: NCCL connects only the channels, rings and trees that it uses."""
+        for size_bytes in CONNECTING_BYTES if self.device == "cuda" else CONNECTING_BYTES[:1]:
+            for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+                collective_call(Wanted(kind, ranks, "float32", size_bytes), self.group, self.device)()
+        self.agree(0.0)
+
+    def measure(self, wanted: Wanted) -> tuple[list[float], str | None]:
+        """Samples of it, or why there are none: it does not fit in memory, or the library refuses it."""
         try:
-            samples_s = self.samples_s(collective_call(wanted, self.group, self.device))
-        except torch.OutOfMemoryError:
-            return CollectiveRecord.model_validate({"error": "out of memory", "origin": origin})
+            return self._measured(wanted)
         finally:
             if self.device == "cuda":
                 torch.cuda.empty_cache()
-        return record_of(samples_s, origin)
+
+    def _measured(self, wanted: Wanted) -> tuple[list[float], str | None]:
+        call: Callable[[], Any] | None = None
+        error = None
+        try:
+            call = collective_call(wanted, self.group, self.device)
+        except RuntimeError as problem:  # out of memory is one
+            error = _reason(problem)
+        if self.agree(float(call is None)) > 0 or call is None:
+            return [], error or ELSEWHERE
+        try:
+            call()
+        except RuntimeError as problem:
+            error = _reason(problem)
+        if self.agree(float(error is not None)) > 0:
+            return [], error or ELSEWHERE
+        return self.samples_s(call), None
 
     def samples_s(self, call: Callable[[], Any]) -> list[float]:
         """Seconds of one, of several samples, each the slowest rank's."""
         call()
-        once_s = self._slowest([self._run(call, 1)])[0]
-        count = max(1, min(MOST_IN_A_ROW, math.ceil(TARGET_S / max(once_s, 1e-6))))
-        repeats = REPEATS if once_s < 1.0 else 2
-        return self._slowest([self._run(call, count) for _ in range(repeats)])
+        once_s = self._valid(call, 1, 1)[0]
+        return self._valid(call, in_a_row(once_s), repeats(once_s))
+
+    def agree(self, value: float) -> float:
+        """The largest that any rank gives."""
+        return self._slowest([value])[0]
+
+    def _valid(self, call: Callable[[], Any], count: int, wanted: int) -> list[float]:
+        """So many samples during which no rank's host was late; if hosts always are, samples all the same."""
+        found: list[float] = []
+        host_s = self._host_s
+        for _ in range(ATTEMPTS):
+            runs = [self._run(call, count, host_s) for _ in range(wanted - len(found))]
+            self._host_s = statistics.median(run.host_s for run in runs)
+            seconds = self._slowest([run.time_s for run in runs])
+            late = self._slowest([float(run.is_late) for run in runs])
+            found += [value for value, missed in zip(seconds, late, strict=True) if not missed]
+            if len(found) == wanted:
+                break
+            host_s = 2 * max(host_s, self._host_s)
+        return found or seconds
 
     def _slowest(self, values_s: list[float]) -> list[float]:
         values = torch.tensor(values_s, dtype=torch.float64, device=self.device)
         dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
         return [float(value) for value in values.tolist()]
 
-    def agree(self, value: float) -> float:
-        """The largest that any rank gives."""
-        return self._slowest([value])[0]
-
-    def _run(self, call: Callable[[], Any], count: int) -> float:
-        if self.device == "cpu":
+    def _run(self, call: Callable[[], Any], count: int, host_s: float) -> _Run:
+        """host_s: what a launch may take the host."""
+        if self._stream is None:
             dist.barrier(group=self.group)
             began_s = time.perf_counter()
             for _ in range(count):
                 call()
-            return (time.perf_counter() - began_s) / count
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(HOST_S * (count + 3) * SLEEP_CYCLES_PER_S))
+            each_s = (time.perf_counter() - began_s) / count
+            return _Run(each_s, False, each_s)
+        stream = self._stream
+        stream.drain()
+        stream.hold(min(MARGIN * host_s * (count + 1) + SLACK_S, LONGEST_HOLD_S))
+        began_s = time.perf_counter()
         dist.all_reduce(self._flag, group=self.group)
-        began.record()
+        first = stream.mark()
         for _ in range(count):
             call()
-        ended.record()
-        torch.cuda.synchronize()
-        return began.elapsed_time(ended) * 1e-3 / count
+        last = stream.mark()
+        is_late = stream.passed(first)
+        queued_s = time.perf_counter() - began_s
+        return _Run(stream.between_s(first, last) / count, is_late, queued_s / (count + 1))
 
 
-def record_of(samples_s: list[float], origin: str = "grid") -> CollectiveRecord:
-    """Median and relative standard deviation."""
-    values = torch.tensor(samples_s, dtype=torch.float64)
-    middle = float(values.median())
-    spread = float(values.std() / middle) if len(samples_s) > 1 else 0.0
-    data = {"time_s": middle, "spread": spread, "samples": len(samples_s), "origin": origin}
-    return CollectiveRecord.model_validate(data)
+def outside_bytes(device: str) -> int:
+    """Memory of the GPU that is in use, but not torch's: contexts, libraries and communicators; 0 on a CPU."""
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return int(total_bytes - free_bytes - torch.cuda.memory_reserved())
+
+
+def in_a_row(once_s: float) -> int:
+    """How many collectives one sample runs.
+
+    >>> in_a_row(1e-5), in_a_row(0.01), in_a_row(0.5)
+    (20, 6, 1)
+    """
+    return max(1, min(MOST_IN_A_ROW, math.ceil(TARGET_S / max(once_s, 1e-6) - 1e-9)))
+
+
+def repeats(once_s: float) -> int:
+    """How many samples are taken."""
+    return REPEATS if once_s < LONG_S else REPEATS_OF_LONG
+
+
+def cost_s(once_s: float) -> float:
+    """Seconds that timing a collective of so many takes: first calls, and all samples.
+
+    >>> round(cost_s(0.01), 3), round(cost_s(2.0), 3)
+    (0.33, 10.0)
+    """
+    return once_s * (3 + in_a_row(once_s) * repeats(once_s))
+
+
+def _reason(problem: RuntimeError) -> str:
+    if isinstance(problem, torch.OutOfMemoryError):
+        return "out of memory"
+    return f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"[:200]
+
+
+def differ(passes: Sequence[Sequence[float]]) -> bool:
+    """Whether the medians of the passes are further apart than what a pass is worth.
+
+    >>> differ([[1.0, 1.0], [1.8, 1.8]]), differ([[1.0], [1.04]]), differ([[1e-6], [2e-6]])
+    (True, False, False)
+    """
+    medians_s = [statistics.median(samples_s) for samples_s in passes]
+    apart_s = max(medians_s) - min(medians_s)
+    return apart_s > max(AGREEMENT * min(medians_s), AGREEMENT_S)
+
+
+def record_of(passes: Sequence[Sequence[float]], origin: Literal["grid", "scenario"] = "grid") -> CollectiveRecord:
+    """Median of the medians of passes far apart in time; the spread is that of all samples.
+
+    A single pass now and then is 1.8 times off; of three, the middle one is not.
+    """
+    values_s = [value for samples_s in passes for value in samples_s]
+    return CollectiveRecord(
+        time_s=statistics.median(statistics.median(samples_s) for samples_s in passes),
+        spread=relative_spread(values_s),
+        samples=len(values_s),
+        origin=origin,
+    )
+
+
+def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
+    """Host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also ``async``.
+
+    Every rank measures at the same time. Before each call runs what a layer of a model runs, since a call after itself
+    finds all it needs in the processor's caches, and in a step it does not.
+    """
+    part, whole = torch.zeros(1024, device=device), torch.zeros(1024 * dist.get_world_size(), device=device)
+    calls: dict[str, Callable[[bool], Any]] = {
+        "all_gather": lambda later: dist.all_gather_into_tensor(whole, part, async_op=later),
+        "reduce_scatter": lambda later: dist.reduce_scatter_tensor(part, whole, async_op=later),
+        "broadcast": lambda later: dist.broadcast(part, 0, async_op=later),
+    }
+    samples_s: dict[str, list[float]] = {f"{name}{ending}": [] for name in calls for ending in ("", " async")}
+    for index in range(CALL_WARM_UP + CALL_ROUNDS):
+        reference.beat()
+        for name, samples in samples_s.items():
+            reference.disturb(1)
+            synchronize(device)
+            call, later = calls[name.removesuffix(" async")], name.endswith(" async")
+            seconds, work = timed(partial(call, later))
+            if later:
+                work.wait()
+            if index >= CALL_WARM_UP:
+                reference.note(samples, seconds)
+    reference.beat()
+    return {
+        name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
+        for name, values_s in samples_s.items()
+    }

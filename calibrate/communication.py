@@ -10,13 +10,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from calibrate.coupling import fit_couplings
-from calibrate.interconnects import nodes_of
+from calibrate.interconnects import environment, nodes_of
 from perfmodel.cost.segments import fit_segments
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
@@ -24,22 +25,32 @@ from perfmodel.hardware.interconnect import (
     CollectiveRecord,
     ContentionRecord,
     Interconnect,
-    collective_key,
+    TransferRecord,
 )
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Collective
 from perfmodel.units import GIB, KIB, MIB
 
+if TYPE_CHECKING:
+    from calibrate.collectives import Wanted
+    from calibrate.ranks import Ranks
+    from calibrate.sweeps import Sweeps
+
+Record = TypeVar("Record", CollectiveRecord, TransferRecord)
+
 ROOT = Path(__file__).parent.parent
-MOST_BYTES = {"nccl": GIB, "gloo": 64 * MIB}
-LONGEST_S = 0.4  # of one collective; larger sizes are left out
 NAMED = "all_reduce"  # the kind whose ladder is the finest
+MOST_BYTES = {"cuda": GIB, "cpu": 64 * MIB}
+TRANSFERS_S = 20.0
+LIBRARY = "library"  # what the first communicator of a process takes beyond its own
 
 
 @dataclass(frozen=True)
 class Request:
-    """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: after which no
-    further size is begun. stages: of ``calls``, ``collectives``, ``contention``. reference_s: of the profile's host.
+    """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: for timing
+    collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
+    ``contention``, ``transfers``. reference_s: of the profile's host. passes: over all collectives. nodes, rendezvous:
+    see :class:`~calibrate.ranks.Launch`.
     """
 
     interconnect: str
@@ -50,6 +61,9 @@ class Request:
     stages: tuple[str, ...] = ("calls", "collectives", "contention")
     reference_s: float | None = None
     most_bytes: int | None = None
+    passes: int = 2
+    nodes: int = 1
+    rendezvous: str | None = None
 
 
 @dataclass
@@ -60,56 +74,87 @@ class Found:
     communicator_bytes: dict[str, int] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
     contention: dict[str, Any] = field(default_factory=dict)
+    transfers: dict[str, Any] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What the stages found, for :func:`merged`. transfers: empty unless that stage was asked for."""
+
+    interconnect: Interconnect
+    transfers: dict[str, TransferRecord]
+    stages_s: dict[str, float]
+
+
 def measure_interconnect(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
-    """Run the stages on the ranks of this machine.
+    """As :func:`measure`, on this machine alone, without transfers.
 
     Returns
     -------
     Interconnect, and seconds of each stage.
+    """
+    found = measure(request, timeout_s)
+    if found is None:
+        raise AssertionError("one machine has all ranks")
+    return found.interconnect, found.stages_s
+
+
+def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Measured | None:
+    """Run the stages on the ranks of this machine, or of several that make the same request.
+
+    Parameters
+    ----------
+    request : Request
+    timeout_s : float
+        Seconds after which all ranks are ended.
+    kept : Path, optional
+        A file that rank 0 writes after each stage, for :func:`measured_in`; it outlives whatever ends this.
+
+    Returns
+    -------
+    Measured or None
+        None on a machine that rank 0 is not on.
 
     Raises
     ------
     PerfModelError
-        If a rank fails, or all do not end within ``timeout_s``; what was written down until then is lost.
+        If a rank fails, waits for another in vain, or all do not end within ``timeout_s``.
     """
     from calibrate.ranks import Launch, run_ranks
 
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as name:
         folder = Path(name)
-        asked, answered = folder / "request.json", folder / "result.json"
+        asked, answered = folder / "request.json", (kept or folder / "result.json").absolute()
+        answered.unlink(missing_ok=True)
         asked.write_text(json.dumps(asdict(request)))
         search_path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
         program = ("-m", "calibrate.communication", str(asked), str(answered), str(folder))
-        run_ranks(
-            Launch(
-                f"interconnect {request.interconnect}",
-                program,
-                request.ranks,
-                request.device,
-                folder,
-                timeout_s,
-                environment,
-            )
+        launch = Launch(
+            name=f"interconnect {request.interconnect}",
+            program=program,
+            ranks=request.ranks,
+            device=request.device,
+            folder=folder,
+            timeout_s=timeout_s,
+            environment=os.environ | {"PYTHONPATH": os.pathsep.join(search_path)},
+            nodes=request.nodes,
+            rendezvous=request.rendezvous,
         )
-        found = Found(**json.loads(answered.read_text()))
-    return _interconnect(request, found), found.stages_s
+        run_ranks(launch)
+        return measured_in(answered, request) if answered.exists() else None
 
 
-def _interconnect(request: Request, found: Found) -> Interconnect:
-    from calibrate.interconnects import environment
-
-    backend = "gloo" if request.device == "cpu" or request.interconnect == "gloo" else "nccl"
+def measured_in(path: Path, request: Request) -> Measured:
+    """What stages that ended have left in a file, also those of a run that was ended."""
+    found = Found(**json.loads(path.read_text()))
     records = {key: CollectiveRecord.model_validate(data) for key, data in found.collectives.items()}
     contention = {key: ContentionRecord.model_validate(data) for key, data in found.contention.items()}
-    return Interconnect.model_validate(
+    interconnect = Interconnect.model_validate(
         {
-            "backend": backend,
+            "backend": "gloo" if request.device == "cpu" or request.interconnect == "gloo" else "nccl",
             "environment": environment(request.interconnect, 0, request.ranks),
-            "nodes": nodes_of(request.interconnect),
+            "nodes": max(nodes_of(request.interconnect), request.nodes),
             "collectives": records,
             "segments": segments_of(records),
             "communicator_bytes": found.communicator_bytes,
@@ -118,6 +163,8 @@ def _interconnect(request: Request, found: Found) -> Interconnect:
             "couplings": fit_couplings(contention),
         }
     )
+    transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
+    return Measured(interconnect, transfers, found.stages_s)
 
 
 def segments_of(records: dict[str, CollectiveRecord]) -> dict[str, Any]:
@@ -130,11 +177,16 @@ def segments_of(records: dict[str, CollectiveRecord]) -> dict[str, Any]:
     return {name: fit_segments(rows) for name, rows in sorted(points.items())}
 
 
-def merged(profile: Profile, name: str, interconnect: Interconnect) -> Profile:
-    """The profile with this interconnect; what it had before and was not measured again stays."""
+def merged(
+    profile: Profile, name: str, interconnect: Interconnect, transfers: Mapping[str, TransferRecord] | None = None
+) -> Profile:
+    """The profile with this interconnect and these transfers of the machine.
+
+    What it had before and was not measured again, or not with success, stays.
+    """
     before = profile.interconnects.get(name)
     if before is not None:
-        records = before.collectives | interconnect.collectives
+        records = before.collectives | _better(before.collectives, interconnect.collectives)
         interconnect = interconnect.model_copy(
             update={
                 "collectives": records,
@@ -146,7 +198,19 @@ def merged(profile: Profile, name: str, interconnect: Interconnect) -> Profile:
             }
         )
     known = profile.interconnects | {name: interconnect}
-    return profile.model_copy(update={"interconnects": known, "interconnect": profile.interconnect or name})
+    copied = profile.transfers | _better(profile.transfers, transfers or {})
+    return profile.model_copy(
+        update={"interconnects": known, "interconnect": profile.interconnect or name, "transfers": copied}
+    )
+
+
+def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:
+    """Of what was measured now, all but failures at what succeeded before."""
+    return {
+        key: record
+        for key, record in now.items()
+        if record.time_s is not None or key not in before or before[key].time_s is None
+    }
 
 
 def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str, int, int], ...]:
@@ -173,101 +237,180 @@ def ladder(most_bytes: int) -> list[int]:
     return sizes
 
 
-def _run(request: Request, result: Path) -> None:
-    import torch.distributed as dist
+def grid(ranks: int, most_bytes: int) -> Iterator[tuple[str, int]]:
+    """Kinds and sizes that a group is measured with: sizes that divide among the ranks; messages between two.
 
-    found = Found()
-    for name, stage in _stages(request, found):
+    Small sizes of all kinds come first, so that what there is no time for is the largest ones.
+    """
+    for size_bytes in ladder(most_bytes):
+        for kind in COLLECTIVES:
+            is_whole = kind in ("all_reduce", "broadcast", "send_recv")
+            is_power = size_bytes & (size_bytes - 1) == 0
+            if kind == "send_recv" and ranks != 2:
+                continue
+            if (is_whole or size_bytes % (4 * ranks) == 0) and (is_power or kind == NAMED):
+                yield kind, size_bytes
+
+
+class Worker:
+    """The stages of one rank. Whatever decides what is measured next is the same on all members of a group."""
+
+    def __init__(self, request: Request, ranks: Ranks, found: Found) -> None:
+        self.request, self.ranks, self.found = request, ranks, found
+        self._sweeps: dict[int, Sweeps] = {}
+        self._left_s = request.budget_s
+        self._turns_left = request.passes * (request.ranks - 1)
+        self._world_bytes = 0
+
+    def stages(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Names and what to run, one after the other. The passes over the collectives lie far apart in time; the last
+        is for those of which the others differ.
+        """
+        asked, has_gpu = self.request.stages, self.request.device == "cuda"
+        groups = range(self.request.ranks, 1, -1)
+        for ranks in groups:
+            yield f"group of {ranks}", lambda: self._first_pass(ranks)  # noqa: B023
+        if "calls" in asked:
+            yield "calls", self._calls
+        if "collective calls" in asked:
+            yield "collective calls", self._collective_calls
+        if "contention" in asked and has_gpu:
+            yield "contention", self._contention
+        if "transfers" in asked and has_gpu:
+            yield "transfers", self._transfers
+        for number in range(1, self.request.passes + 1 if self.request.passes > 1 else 1):
+            is_last = number == self.request.passes
+            for ranks in groups:
+                yield f"group of {ranks}", lambda: self._sweep(ranks, is_last)  # noqa: B023
+
+    def _first_pass(self, ranks: int) -> None:
+        if ranks == self.request.ranks:
+            self._open_world()
+        self._open(ranks)
+        self._sweep(ranks)
+
+    def _open_world(self) -> None:
+        """The first communicator of the process: it also takes what the library keeps for all of them."""
+        import torch.distributed as dist
+
+        from calibrate.collectives import CollectiveBench, outside_bytes
+
+        before_bytes = outside_bytes(self.request.device)
+        CollectiveBench(dist.group.WORLD, self.request.device).connect(self.request.ranks)
+        self._world_bytes = outside_bytes(self.request.device) - before_bytes
+        self.ranks.together()
+
+    def _open(self, ranks: int) -> None:
+        """A communicator of the first ``ranks`` ranks, and the memory that it takes beside torch's allocator."""
+        import torch.distributed as dist
+
+        from calibrate.collectives import CollectiveBench, outside_bytes
+        from calibrate.ranks import GROUP_TIMEOUT_S
+        from calibrate.sweeps import Sweeps
+
+        before_bytes = outside_bytes(self.request.device)
+        timeout = timedelta(seconds=max(GROUP_TIMEOUT_S, self.request.budget_s))
+        group = dist.new_group(list(range(ranks)), timeout=timeout)
+        if self.ranks.rank >= ranks:
+            return
+        bench = CollectiveBench(group, self.request.device)
+        bench.connect(ranks)
+        self._sweeps[ranks] = Sweeps(bench, self._wanted(ranks))
+        if self.request.device == "cuda":
+            own_bytes = max(outside_bytes(self.request.device) - before_bytes, 0)
+            self.found.communicator_bytes[str(ranks)] = own_bytes
+            self.found.communicator_bytes.setdefault(LIBRARY, max(self._world_bytes - own_bytes, 0))
+
+    def _sweep(self, ranks: int, only_disputed: bool = False) -> None:
+        """Time a group's collectives once more; the other ranks wait. A sweep gets its share of what time is left, so
+        that what one does not need is the next one's.
+        """
         began_s = time.perf_counter()
-        stage()
-        found.stages_s[name] = round(time.perf_counter() - began_s, 2)
-        if dist.get_rank() == 0:
-            write_atomically(result, json.dumps(asdict(found)))
-            print(f"{request.interconnect}: {name} {found.stages_s[name]} s", flush=True)
+        if ranks in self._sweeps:
+            share_s = self._left_s / max(self._turns_left, 1)
+            for key, record in self._sweeps[ranks].run(share_s, only_disputed):
+                self.found.collectives[key] = record.model_dump()
+        self.ranks.together()
+        self._left_s = max(self._left_s - (time.perf_counter() - began_s), 0.0)
+        self._turns_left -= 1
+
+    def _wanted(self, ranks: int) -> dict[Wanted, str]:
+        """Collectives of a group, and who asked for each: the scenarios' first."""
+        from calibrate.collectives import Wanted
+
+        found = {
+            Wanted(kind, ranks, dtype, size_bytes): "scenario"
+            for kind, dtype, size_bytes, members in self.request.exact
+            if members == ranks
+        }
+        if "collectives" in self.request.stages:
+            for kind, size_bytes in grid(ranks, self.request.most_bytes or MOST_BYTES[self.request.device]):
+                found.setdefault(Wanted(kind, ranks, "float32", size_bytes), "grid")
+        return found
+
+    def _calls(self) -> None:
+        from calibrate.communication_calls import call_records
+
+        records = call_records(self.request.device, self.request.reference_s)
+        self.found.host |= {name: each.model_dump() for name, each in records.items()}
+
+    def _collective_calls(self) -> None:
+        from calibrate.collectives import call_records
+        from calibrate.host_reference import HostReference
+        from calibrate.host_timing import no_collection
+
+        with no_collection():
+            reference = HostReference(self.request.device, self.request.reference_s)
+            records = call_records(self.request.device, reference)
+        self.found.host |= {name: each.model_dump() for name, each in records.items()}
+
+    def _contention(self) -> None:
+        import torch.distributed as dist
+
+        from calibrate.contention import ContentionBench
+
+        records = ContentionBench(dist.group.WORLD).records(lambda what: None)
+        self.found.contention = {key: record.model_dump() for key, record in records.items()}
+
+    def _transfers(self) -> None:
+        """Rank 0 copies while the others do nothing."""
+        import torch
+
+        from calibrate.transfers import TransferBench, transfer_records, transfer_sizes
+
+        if self.ranks.rank == 0:
+            bench = TransferBench(peer=1 if torch.cuda.device_count() > 1 else None)
+            records = transfer_records(bench.kinds(), transfer_sizes(), TRANSFERS_S)
+            self.found.transfers = {key: record.model_dump() for key, record in records.items()}
+        self.ranks.together()
 
 
-def _stages(request: Request, found: Found) -> Iterator[tuple[str, Any]]:
-    began_s = time.perf_counter()
-    groups = range(request.ranks, 1, -1)
-    for index, ranks in enumerate(groups):
-        stop_s = began_s + request.budget_s * (index + 1) / len(groups)
-        yield f"group of {ranks}", lambda: _group(request, ranks, found, stop_s)  # noqa: B023
-    if "calls" in request.stages:
-        yield "calls", lambda: _calls(request, found)
-    if "contention" in request.stages and request.device == "cuda":
-        yield "contention", lambda: _contention(found)
-
-
-def _calls(request: Request, found: Found) -> None:
-    from calibrate.communication_calls import call_records
-
-    found.host = {name: each.model_dump() for name, each in call_records(request.device, request.reference_s).items()}
-
-
-def _contention(found: Found) -> None:
-    import torch.distributed as dist
-
-    from calibrate.contention import ContentionBench
-
-    records = ContentionBench(dist.group.WORLD).records(lambda what: None)
-    found.contention = {key: record.model_dump() for key, record in records.items()}
-
-
-def _group(request: Request, ranks: int, found: Found, stop_s: float) -> None:
-    """The collectives of the first ``ranks`` ranks; the others wait."""
-    import torch
-    import torch.distributed as dist
-
-    from calibrate.collectives import CollectiveBench
-
-    group = dist.group.WORLD if ranks == request.ranks else dist.new_group(list(range(ranks)))
-    if dist.get_rank() < ranks:
-        before_bytes = torch.cuda.mem_get_info()[0] if request.device == "cuda" else 0
-        bench = CollectiveBench(group, request.device)
-        bench.samples_s(lambda: dist.all_reduce(bench._flag, group=group))
-        if request.device == "cuda":
-            found.communicator_bytes[str(ranks)] = before_bytes - torch.cuda.mem_get_info()[0]
-        _sweep(request, ranks, found, bench, stop_s)
-    dist.barrier()
-
-
-def _sweep(request: Request, ranks: int, found: Found, bench: Any, stop_s: float) -> None:
-    from calibrate.collectives import Wanted
-
-    for kind, dtype, size_bytes, members in request.exact:
-        if members == ranks:
-            wanted = Wanted(kind, ranks, dtype, size_bytes)
-            key = collective_key(kind, ranks, dtype, size_bytes)
-            found.collectives[key] = bench.record(wanted, "scenario").model_dump()
-    if "collectives" not in request.stages:
-        return
-    most_bytes = request.most_bytes or MOST_BYTES["gloo" if request.device == "cpu" else "nccl"]
-    for kind in COLLECTIVES:
-        if kind == "send_recv" and ranks != 2:
-            continue
-        for size_bytes in ladder(most_bytes):
-            if size_bytes % (4 * ranks) and kind not in ("all_reduce", "broadcast", "send_recv"):
-                continue
-            if kind != NAMED and size_bytes & (size_bytes - 1):
-                continue
-            if bench.agree(time.perf_counter() - stop_s) > 0:
-                return
-            key = collective_key(kind, ranks, "float32", size_bytes)
-            record = bench.record(Wanted(kind, ranks, "float32", size_bytes))
-            found.collectives.setdefault(key, record.model_dump())
-            if record.time_s is None or record.time_s > LONGEST_S:
-                break
+def run_stages(worker: Worker, result: Path) -> None:
+    """All stages of one rank; rank 0 writes down what was found after each."""
+    name, ranks = worker.request.interconnect, worker.ranks
+    for stage, run in worker.stages():
+        began_s = time.perf_counter()
+        run()
+        before_s = worker.found.stages_s.get(stage, 0.0)  # of an earlier pass
+        worker.found.stages_s[stage] = round(before_s + time.perf_counter() - began_s, 2)
+        if ranks.rank == 0:
+            write_atomically(result, json.dumps(asdict(worker.found)))
+            print(f"{name}: {stage} {worker.found.stages_s[stage]} s", flush=True)
 
 
 def main(request_path: str, result_path: str, folder: str) -> None:
     """One rank."""
-    from calibrate.ranks import join, telling
+    from calibrate.ranks import GROUP_TIMEOUT_S, join, telling
 
     data = json.loads(Path(request_path).read_text())
     data["exact"] = tuple(tuple(each) for each in data["exact"])
     request = Request(**{**data, "stages": tuple(data["stages"])})
-    with telling(Path(folder), int(os.environ["RANK"])), join(request.device, request.interconnect):
-        _run(request, Path(result_path))
+    timeout_s = max(GROUP_TIMEOUT_S, request.budget_s)
+    with (
+        telling(Path(folder), int(os.environ["RANK"])),
+        join(request.device, request.interconnect, timeout_s) as ranks,
+    ):
+        run_stages(Worker(request, ranks, Found()), Path(result_path))
 
 
 if __name__ == "__main__":

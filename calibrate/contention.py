@@ -1,25 +1,38 @@
-"""Kernels and collectives side by side: what each takes beside the other, over what it takes alone."""
+"""Kernels and collectives side by side: what each takes beside the other, over what it takes alone.
+
+Two loops run on two streams from one point of time; of the loop that is timed only what ran while the other still did
+counts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from calibrate.collectives import SLEEP_CYCLES_PER_S, Wanted, collective_call
-from perfmodel.hardware.interconnect import ContentionRecord, collective_key
+from calibrate.collectives import Wanted, collective_call
+from calibrate.cuda_timing import LONGEST_HOLD_S, MARGIN, SLACK_S, CudaStream
+from perfmodel.hardware.interconnect import ContentionRecord
+from perfmodel.units import MIB
 
 REPEATS = 3
 LOOP_S = 0.012  # of what is timed
-MOST_LAUNCHES = 350  # of one loop: both together must fit the launch queue
-HOST_S = 60e-6
-SHORT_BYTES, LONG_BYTES = 32 << 20, 256 << 20
-SLOW_S = 1e-3  # of an all-reduce of SHORT_BYTES
+MOST_LAUNCHES = 350  # of a loop that must be queued whole: both together must fit the launch queue
+MOST_FED = 4000  # of one whose calls last at least FED_S each, which the host queues faster than the device runs them
+FED_S = 20e-6
+LONG_S = 1e-3  # a few of such calls give the host enough time to queue the rest
+HOST_S = 60e-6  # a launch takes the host at most about so long
+FAST_BYTES = (25 * MIB, 256 * MIB, 64 * MIB)  # of a small and a large collective, and of a message
+SLOW_BYTES = (4 * MIB, 32 * MIB, 8 * MIB)
+SLOW_S = 1e-3  # of an all-reduce of the first of FAST_BYTES
 BESIDE = 2.5  # times as long as what is timed runs what is beside it, were both alone
+MARKS = 16  # stretches of the loop that is timed
+ATTEMPTS = 4  # at loops that were queued in time and ran side by side
 
 
 def kernels(device: str) -> dict[str, Callable[[], Any]]:
@@ -52,15 +65,66 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
 def beside(ranks: int, short_s: float) -> tuple[Wanted, ...]:
     """Collectives that kernels are measured beside: smaller ones where the wire is slow.
 
-    short_s: what an all-reduce of SHORT_BYTES takes.
+    short_s: what an all-reduce of 25 MiB takes. Messages need ranks in pairs, and are left out of an odd number.
     """
-    short, long = (SHORT_BYTES, LONG_BYTES) if short_s < SLOW_S else (SHORT_BYTES // 8, SHORT_BYTES)
-    return (
+    short, long, message = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
+    found = (
         Wanted("all_reduce", ranks, "float32", short),
         Wanted("all_reduce", ranks, "float32", long),
         Wanted("all_gather", ranks, "float32", long),
         Wanted("reduce_scatter", ranks, "float32", long),
     )
+    return found if ranks % 2 else (*found, Wanted("send_recv", 2, "float32", message))
+
+
+class Loops(NamedTuple):
+    """How often the loop that is timed and the one beside it run; calls between two marks of the first; and how many of
+    the other are queued before the device goes on.
+    """
+
+    own: int
+    other: int
+    stride: int
+    held: int
+
+
+def loops(own_s: float, other_s: float) -> Loops:
+    """The other loop lasts ``BESIDE`` times as long as the timed one, which is shortened where that cannot be had.
+
+    >>> loops(1e-3, 1e-3), loops(8e-3, 25e-6)
+    (Loops(own=12, other=30, stride=1, held=12), Loops(own=4, other=3200, stride=1, held=350))
+    """
+    own = max(4, min(MOST_LAUNCHES, math.ceil(LOOP_S / own_s - 1e-9)))
+    most = MOST_FED if other_s >= FED_S else MOST_LAUNCHES
+    other = max(4, min(most, math.ceil(BESIDE * own * own_s / other_s - 1e-9)))
+    if other == most:
+        own = max(3, min(own, int(other * other_s / (BESIDE * own_s))))
+    stride = max(1, own // MARKS)
+    held = MOST_LAUNCHES if other_s < LONG_S else max(4, math.ceil(LOOP_S / other_s - 1e-9))
+    return Loops(own - own % stride, other, stride, min(other, held))
+
+
+def overlapped_s(marks_s: Sequence[float], stride: int, until_s: float) -> float | None:
+    """Seconds of one call, from those stretches that ended before the other loop did, the first left out.
+
+    The first began together with the other loop, which none of a step does. None where fewer than two are left.
+
+    Parameters
+    ----------
+    marks_s : sequence of float
+        When the loop began, and the end of each stretch of ``stride`` calls.
+    until_s : float
+        When the other loop ended.
+
+    Examples
+    --------
+    >>> overlapped_s([0.0, 3.0, 5.0, 7.0, 8.0], 2, 7.5)
+    1.0
+    >>> overlapped_s([0.0, 3.0, 5.0, 7.0, 8.0], 2, 6.0) is None
+    True
+    """
+    inside = [mark for mark in marks_s if mark <= until_s][1:]
+    return None if len(inside) < 3 else (inside[-1] - inside[0]) / (stride * (len(inside) - 1))
 
 
 class ContentionBench:
@@ -68,104 +132,125 @@ class ContentionBench:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self._side = torch.cuda.Stream()
+        self._stream, self._side = CudaStream(), torch.cuda.Stream()
         self._flag = torch.zeros(1, device="cuda")
 
     def records(self, report: Callable[[str], None]) -> dict[str, ContentionRecord]:
-        """All pairs."""
+        """All pairs that could be made to overlap."""
         found: dict[str, ContentionRecord] = {}
         with torch.no_grad():
             calls = kernels("cuda")
-            alone_s = {name: self._loop_s(call, None) for name, call in calls.items()}
+            alone_s = {name: self._alone_s(call) for name, call in calls.items()}
             ranks = dist.get_world_size(self.group)
-            short = Wanted("all_reduce", ranks, "float32", SHORT_BYTES)
-            short_s = self._loop_s(None, collective_call(short, self.group, "cuda"))
+            short = Wanted("all_reduce", ranks, "float32", FAST_BYTES[0])
+            short_s = self._alone_s(collective_call(short, self.group, "cuda"))
             for wanted in beside(ranks, short_s):
-                call = collective_call(wanted, self.group, "cuda")
-                wire_s = self._loop_s(None, call)
-                key = collective_key(wanted.kind, wanted.ranks, wanted.dtype, wanted.size_bytes)
+                call = self._call(wanted)
+                wire_s = self._alone_s(call)
                 for name, kernel in calls.items():
-                    report(f"contention: {name} beside {key}")
-                    found[f"{name} {key}"] = self._pair(kernel, call, alone_s[name], wire_s)
+                    report(f"contention: {name} beside {wanted.key}")
+                    pair = self._pair(kernel, call, alone_s[name], wire_s)
+                    if pair is not None:
+                        found[f"{name} {wanted.key}"] = pair
         return found
+
+    def _call(self, wanted: Wanted) -> Callable[[], Any]:
+        """Messages go from each rank of the first half to one of the second, all at once."""
+        if wanted.kind != "send_recv":
+            return collective_call(wanted, self.group, "cuda")
+        message = torch.randn(wanted.size_bytes // 4, device="cuda")
+        rank, half = dist.get_rank(self.group), dist.get_world_size(self.group) // 2
+        if rank < half:
+            return lambda: dist.send(message, rank + half, group=self.group)
+        return lambda: dist.recv(message, rank - half, group=self.group)
 
     def _pair(
         self, kernel: Callable[[], Any], call: Callable[[], Any], compute_s: float, communication_s: float
-    ) -> ContentionRecord:
-        computing = [self._together(kernel, call, compute_s, communication_s, True) for _ in range(REPEATS)]
-        communicating = [self._together(kernel, call, compute_s, communication_s, False) for _ in range(REPEATS)]
-        slowed_s, slowed_wire_s = (sorted(self._agreed(values)) for values in (computing, communicating))
-        middle = REPEATS // 2
-        spreads = [(values[-1] - values[0]) / (2 * values[middle]) for values in (slowed_s, slowed_wire_s)]
+    ) -> ContentionRecord | None:
+        slowed = [self._beside(kernel, call, compute_s, communication_s, False) for _ in range(REPEATS)]
+        slowed_wire = [self._beside(call, kernel, communication_s, compute_s, True) for _ in range(REPEATS)]
+        slowed_s = sorted(value for value in slowed if value is not None)
+        slowed_wire_s = sorted(value for value in slowed_wire if value is not None)
+        if not slowed_s or not slowed_wire_s:
+            return None
+        spreads = [(values[-1] - values[0]) / (2 * _middle(values)) for values in (slowed_s, slowed_wire_s)]
         return ContentionRecord(
-            compute_factor=slowed_s[middle] / compute_s,
-            communication_factor=slowed_wire_s[middle] / communication_s,
+            compute_factor=_middle(slowed_s) / compute_s,
+            communication_factor=_middle(slowed_wire_s) / communication_s,
             compute_s=compute_s,
             communication_s=communication_s,
             spread=max(spreads),
-            samples=REPEATS,
+            samples=min(len(slowed_s), len(slowed_wire_s)),
         )
 
-    def _agreed(self, values_s: list[float]) -> list[float]:
+    def _agreed(self, values_s: list[float], operator: Any = dist.ReduceOp.AVG) -> list[float]:
         values = torch.tensor(values_s, dtype=torch.float64, device="cuda")
-        dist.all_reduce(values, op=dist.ReduceOp.AVG, group=self.group)
+        dist.all_reduce(values, op=operator, group=self.group)
         return [float(value) for value in values.tolist()]
 
-    def _loop_s(self, kernel: Callable[[], Any] | None, call: Callable[[], Any] | None) -> float:
-        """Seconds of one alone."""
-        run = kernel or call
-        assert run is not None
+    def _alone_s(self, run: Callable[[], Any]) -> float:
+        """Seconds of one alone, marked as it is beside others."""
         run()
-        once_s = self._agreed([self._timed(run, 3)])[0]
-        count = max(3, min(MOST_LAUNCHES, math.ceil(LOOP_S / once_s)))
-        return sorted(self._agreed([self._timed(run, count) for _ in range(REPEATS)]))[REPEATS // 2]
+        once_s = self._agreed([self._loop_s(run, 4)])[0]
+        count = loops(once_s, once_s).own
+        return _middle(sorted(self._agreed([self._loop_s(run, count) for _ in range(REPEATS)])))
 
-    def _timed(self, run: Callable[[], Any], count: int) -> float:
-        self._gate(count)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        for _ in range(count):
-            run()
-        ended.record()
-        torch.cuda.synchronize()
-        return began.elapsed_time(ended) * 1e-3 / count
+    def _loop_s(self, run: Callable[[], Any], count: int) -> float:
+        stride = max(1, count // MARKS)
+        marks_s, _ = self._side_by_side(run, None, Loops(count - count % stride, 0, stride, 0), False)
+        return (marks_s[-1] - marks_s[1]) / (stride * (len(marks_s) - 2))
 
-    def _gate(self, launches: int) -> None:
-        """All that follows is queued while the device sleeps; ranks go on together."""
-        torch.cuda.synchronize()
-        torch.cuda._sleep(int(HOST_S * (launches + 10) * SLEEP_CYCLES_PER_S))
-        dist.all_reduce(self._flag, group=self.group)
+    def _beside(
+        self, own: Callable[[], Any], other: Callable[[], Any], own_s: float, other_s: float, is_collective: bool
+    ) -> float | None:
+        """Seconds of one of ``own``, all ranks' average, the other running all the while."""
+        counts = loops(own_s, other_s)
+        for _ in range(ATTEMPTS):
+            marks_s, until_s = self._side_by_side(own, other, counts, is_collective)
+            found_s = overlapped_s(marks_s, counts.stride, until_s)
+            if self._agreed([float(found_s is None)], dist.ReduceOp.MAX)[0] == 0:
+                assert found_s is not None
+                return self._agreed([found_s])[0]
+            counts = counts._replace(other=min(2 * counts.other, MOST_FED))
+        return None
 
-    def _together(
-        self,
-        kernel: Callable[[], Any],
-        call: Callable[[], Any],
-        compute_s: float,
-        communication_s: float,
-        times_kernel: bool,
-    ) -> float:
-        """Seconds of one of both, the other running for as long and longer."""
-        own_s, other_s = (compute_s, communication_s) if times_kernel else (communication_s, compute_s)
-        own = max(4, min(MOST_LAUNCHES, math.ceil(LOOP_S / own_s)))
-        other = max(4, min(MOST_LAUNCHES, math.ceil(BESIDE * own * own_s / other_s)))
-        if other == MOST_LAUNCHES:
-            own = max(2, int(other * other_s / (BESIDE * own_s)))
-        kernel_count, call_count = (own, other) if times_kernel else (other, own)
-        self._gate(kernel_count + call_count)
-        gate = torch.cuda.Event()
-        gate.record()
-        self._side.wait_event(gate)
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        self._queue(kernel, kernel_count, torch.cuda.current_stream(), events if times_kernel else None)
-        self._queue(call, call_count, self._side, None if times_kernel else events)
-        torch.cuda.synchronize()
-        return events[0].elapsed_time(events[1]) * 1e-3 / own
+    def _side_by_side(
+        self, own: Callable[[], Any], other: Callable[[], Any] | None, counts: Loops, is_collective: bool
+    ) -> tuple[list[float], float]:
+        """Marks of the own loop, and the end of the other, in seconds after the own loop's beginning."""
+        main = torch.cuda.current_stream()
+        own_stream, other_stream = (self._side, main) if is_collective else (main, self._side)
+        hold_s = HOST_S * (counts.own + counts.held + 10)
+        for _ in range(ATTEMPTS):
+            self._stream.drain()
+            self._stream.hold(min(hold_s, LONGEST_HOLD_S))
+            began_s = time.perf_counter()
+            dist.all_reduce(self._flag, group=self.group)
+            gate = self._stream.mark()
+            self._side.wait_event(gate)
+            marks = self._queue(own, counts.own, counts.stride, own_stream)
+            ends = [] if other is None else self._queue(other, counts.held, counts.held, other_stream)
+            late = self._stream.passed(gate)
+            hold_s = MARGIN * (time.perf_counter() - began_s) + SLACK_S
+            if other is not None and counts.other > counts.held:
+                rest = counts.other - counts.held
+                ends = self._queue(other, rest, rest, other_stream)
+            self._stream.drain()
+            if self._agreed([float(late)], dist.ReduceOp.MAX)[0] == 0:
+                break
+        first = marks[0]
+        until_s = self._stream.between_s(first, ends[-1]) if ends else math.inf
+        return [self._stream.between_s(first, mark) for mark in marks], until_s
 
-    def _queue(self, run: Callable[[], Any], count: int, stream: Any, events: list[Any] | None) -> None:
+    def _queue(self, run: Callable[[], Any], count: int, stride: int, stream: Any) -> list[Any]:
         with torch.cuda.stream(stream):
-            if events is not None:
-                events[0].record()
-            for _ in range(count):
+            marks = [self._stream.mark()]
+            for index in range(count):
                 run()
-            if events is not None:
-                events[1].record()
+                if (index + 1) % stride == 0:
+                    marks.append(self._stream.mark())
+        return marks
+
+
+def _middle(values: Sequence[float]) -> float:
+    return values[len(values) // 2]

@@ -15,7 +15,7 @@ from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_store import get_trace
 
-BUDGET_S = 150.0  # after which no further size of the ladder is begun
+BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0
 
 
@@ -28,7 +28,7 @@ def calibrate_interconnect(
     *,
     general: bool = True,
     allow_import: bool = False,
-    budget_s: float = BUDGET_S,
+    budget_s: float | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Profile:
     """Measure an interconnect into the profile ``output``.
@@ -68,7 +68,7 @@ def calibrate_interconnect(
         name,
         ranks,
         device,
-        budget_s,
+        BUDGET_S[device] if budget_s is None else budget_s,
         tuple(dict.fromkeys(each for each in exact if each[3] <= ranks)),
         stages,
         None if reference is None else reference.time_s,

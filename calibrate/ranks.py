@@ -163,6 +163,8 @@ def _failure(folder: Path, rank: int) -> Path:
 class Launch:
     """What to run on the ranks. program: after ``python``: a file, or ``-m`` and a module, and its arguments. folder:
     for the ranks to write to, and for what went wrong. name: what errors begin with. environment: of the launcher.
+    nodes, rendezvous: with several machines the same launch is made on each, for ranks / nodes processes; they meet at
+    ``host:port`` of one of them.
     """
 
     name: str
@@ -172,10 +174,31 @@ class Launch:
     folder: Path
     timeout_s: float
     environment: dict[str, str]
+    nodes: int = 1
+    rendezvous: str | None = None
+
+
+def check_nodes(ranks: int, nodes: int, rendezvous: str | None) -> None:
+    """Refuse what no launch can be made of.
+
+    Raises
+    ------
+    PerfModelError
+        If the ranks do not divide among the nodes, or several nodes do not know where to meet.
+    """
+    if nodes < 1 or ranks % nodes:
+        raise PerfModelError(f"--nnodes must divide the ranks (got {ranks} ranks on {nodes}). Change one of them.")
+    if (nodes > 1) != (rendezvous is not None):
+        raise PerfModelError(
+            f"--rdzv must be given if and only if there are several nodes (got {rendezvous} for {nodes}). "
+            "Give host:port of one of them, the same on all."
+        )
+    if rendezvous is not None and not re.fullmatch(r".+:\d+", rendezvous):
+        raise PerfModelError(f"--rdzv must be host:port (got {rendezvous!r}). Give the same on all nodes.")
 
 
 def run_ranks(launch: Launch) -> None:
-    """Run the program once on every rank and wait for all.
+    """Run the program once on every rank of this machine and wait for all.
 
     One rank that fails ends all; so does the time limit, and so does the end of this process.
 
@@ -183,8 +206,9 @@ def run_ranks(launch: Launch) -> None:
     ------
     PerfModelError
         The first that a rank raised inside :func:`telling`; or naming the rank and the error that ended the run; or
-        that time was up.
+        that time was up; or that the ranks do not divide among the nodes.
     """
+    check_nodes(launch.ranks, launch.nodes, launch.rendezvous)
     log = launch.folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -203,10 +227,12 @@ def run_ranks(launch: Launch) -> None:
 
 
 def _command(launch: Launch) -> list[str]:
+    endpoint = launch.rendezvous or "127.0.0.1:0"
+    address = () if launch.rendezvous else ("--local-addr=127.0.0.1",)
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"),
-        *("--nnodes=1", f"--nproc-per-node={launch.ranks}", "--local-addr=127.0.0.1", "--max-restarts=0"),
-        *launch.program,
+        *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"),
+        *(f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.ranks // launch.nodes}", *address),
+        *("--max-restarts=0", *launch.program),
     ]
 
 

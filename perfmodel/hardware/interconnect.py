@@ -108,7 +108,8 @@ class Interconnect(_Section):
 
     environment: the variables that make it so. nodes: as the library sees it. collectives: by key. segments: by
     ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
-    allocator that one rank's communicator takes, by number of ranks. host: by call. contention: pairs of a kernel and a
+    allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
+    beyond that. host: by call. contention: pairs of a kernel and a
     collective that ran at once. couplings: by kind of operator, fitted to these.
     """
 

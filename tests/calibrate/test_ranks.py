@@ -152,6 +152,42 @@ def test_time_is_up_for_all_ranks(awkward, tmp_path):
     assert all(ends((tmp_path / rank).read_text()) for rank in "01")
 
 
+def command(**keys):
+    settings = {"ranks": 4, "nodes": 1, "rendezvous": None} | keys
+    program = ["-m", "worker"]
+    return ranks._command(Launch("pair", program, device="cpu", folder=None, timeout_s=1.0, environment={}, **settings))
+
+
+def test_one_machine_meets_itself_and_several_where_they_are_told():
+    alone, pair = command(), command(nodes=2, rendezvous="host:29500")
+    assert [part for part in alone if part not in pair] == [
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--nnodes=1",
+        "--nproc-per-node=4",
+        "--local-addr=127.0.0.1",
+    ]
+    assert [part for part in pair if part not in alone] == [
+        "--rdzv-endpoint=host:29500",
+        "--nnodes=2",
+        "--nproc-per-node=2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rendezvous", "sentence"),
+    [
+        (3, "host:1", "--nnodes must divide the ranks (got 4 ranks on 3)"),
+        (0, None, "--nnodes must divide the ranks (got 4 ranks on 0)"),
+        (2, None, "--rdzv must be given if and only if there are several nodes (got None for 2)"),
+        (1, "host:1", "--rdzv must be given if and only if there are several nodes (got host:1 for 1)"),
+        (2, "host", "--rdzv must be host:port (got 'host')"),
+    ],
+)
+def test_nodes_that_cannot_be(nodes, rendezvous, sentence):
+    with pytest.raises(PerfModelError, match=re.escape(sentence)):
+        ranks.check_nodes(4, nodes, rendezvous)
+
+
 class Store(dict):
     """Of torch.distributed, with every other rank's answers already there."""
 

@@ -1,0 +1,196 @@
+"""Interconnects measured between two gloo ranks on one machine or two, and merged into a profile."""
+
+import json
+import re
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from calibrate import communication
+from calibrate.communication import Found, Request, exact_collectives, measure, measured_in, merged
+from calibrate.ranks import Launch
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, Interconnect, TransferRecord
+from perfmodel.hardware.profile import Device, Profile
+from perfmodel.program.program import Collective
+from perfmodel.units import KIB
+
+QUICK = Request(
+    "gloo",
+    2,
+    "cpu",
+    budget_s=60.0,
+    exact=(("all_reduce", "float32", 5000, 2), ("broadcast", "float8_e5m2", 1024, 2)),
+    stages=("collectives",),
+    most_bytes=2 * KIB,
+)
+
+
+def test_collectives_of_two_ranks(tmp_path):
+    kept = tmp_path / "kept.json"
+    found = measure(QUICK, 120.0, kept)
+    assert (found.interconnect.backend, found.interconnect.nodes) == ("gloo", 1)
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+    grid = {f"{kind} 2 float32 {size}" for kind in kinds for size in (1024, 2048)}
+    records = found.interconnect.collectives
+    assert set(records) == grid | {"all_reduce 2 float32 5000", "broadcast 2 float8_e5m2 1024"}
+    assert {key for key, record in records.items() if record.origin == "scenario"} == set(records) - grid
+    refused = records["broadcast 2 float8_e5m2 1024"]
+    assert refused.time_s is None
+    assert "RuntimeError: " in refused.error
+    for key in set(records) - {"broadcast 2 float8_e5m2 1024"}:
+        assert 1e-6 < records[key].time_s < 0.1
+        assert records[key].samples >= 2 * 5
+    assert set(found.interconnect.segments) == {f"{kind} 2" for kind in kinds}
+    assert list(found.stages_s) == ["group of 2"]
+    assert measured_in(kept, QUICK) == found
+
+
+def test_calls_of_two_ranks():
+    found = measure(replace(QUICK, exact=(), stages=("calls", "collective calls"), passes=1, reference_s=1e-3), 120.0)
+    names = {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+    whole = names | {f"{name} async" for name in names} | {"wait", "ddp forward", "ddp parameter", "ddp bucket"}
+    assert set(found.interconnect.host) == whole
+    assert all(found.interconnect.host[name].time_s > 0 for name in names)
+    assert (found.interconnect.collectives, found.transfers) == ({}, {})
+
+
+def test_two_machines_measure_together():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        request = replace(
+            QUICK, exact=(), most_bytes=KIB, passes=1, nodes=2, rendezvous=f"127.0.0.1:{free.getsockname()[1]}"
+        )
+    found = []
+    machines = [threading.Thread(target=lambda: found.append(measure(request, 120.0))) for _ in range(2)]
+    for machine in machines:
+        machine.start()
+    for machine in machines:
+        machine.join()
+    (first,) = [each for each in found if each is not None]
+    assert len(found) == 2
+    assert first.interconnect.nodes == 2
+    assert len(first.interconnect.collectives) == 6
+
+
+def test_what_a_run_that_is_ended_leaves(tmp_path, monkeypatch):
+    """Stages that ended stay in the file; the error names the interconnect."""
+    kept = tmp_path / "kept.json"
+    kept.write_text("of an earlier run")
+
+    def stop(launch):
+        assert isinstance(launch, Launch)
+        assert not kept.exists()
+        data = {"collectives": {"all_reduce 2 float32 1024": {"time_s": 1e-3}}, "stages_s": {"group of 2": 1.0}}
+        kept.write_text(json.dumps(data))
+        raise PerfModelError(f"{launch.name}: stopped")
+
+    monkeypatch.setattr("calibrate.ranks.run_ranks", stop)
+    with pytest.raises(PerfModelError, match="interconnect gloo: stopped"):
+        measure(QUICK, 1.0, kept)
+    found = measured_in(kept, QUICK)
+    assert found.interconnect.collectives == {"all_reduce 2 float32 1024": CollectiveRecord(time_s=1e-3)}
+    assert found.stages_s == {"group of 2": 1.0}
+
+
+def test_time_is_up(tmp_path):
+    sentence = "interconnect gloo: the run on 2 ranks must end within 2 s (it did not, and every rank was ended)"
+    with pytest.raises(PerfModelError, match=re.escape(sentence)):
+        measure(replace(QUICK, most_bytes=None), 2.0)
+
+
+def profile(**keys):
+    device = Device(kind="cuda", name="GPU", memory_bytes=1)
+    return Profile(name="machine", device=device, **keys)
+
+
+def test_merging_keeps_what_was_not_measured_again():
+    times = {"all_reduce 2 float32 1024": 1.0, "all_reduce 2 float32 2048": 2.0}
+    before = Interconnect(
+        backend="nccl",
+        collectives={key: CollectiveRecord(time_s=value) for key, value in times.items()},
+        communicator_bytes={"2": 5},
+        host={"wait": CallRecord(time_s=1.0), "all_reduce": CallRecord(time_s=2.0)},
+    )
+    now = Interconnect(
+        backend="nccl",
+        collectives={
+            "all_reduce 2 float32 1024": CollectiveRecord(time_s=1.5),
+            "all_reduce 2 float32 2048": CollectiveRecord(error="out of memory"),
+            "all_reduce 2 float32 4096": CollectiveRecord(error="out of memory"),
+        },
+        communicator_bytes={"3": 6},
+        host={"wait": CallRecord(time_s=1.5)},
+    )
+    copied = {"p2p 1024": TransferRecord(time_s=1.0), "p2p 2048": TransferRecord(time_s=1.0)}
+    old = profile(interconnects={"nvlink": before}, interconnect="nvlink", transfers=copied)
+    again = {"p2p 1024": TransferRecord(error="lost"), "p2p 2048": TransferRecord(time_s=2.0)}
+    new = merged(old, "nvlink", now, again)
+    found = new.interconnects["nvlink"]
+    assert found.collectives == {
+        "all_reduce 2 float32 1024": CollectiveRecord(time_s=1.5),
+        "all_reduce 2 float32 2048": CollectiveRecord(time_s=2.0),
+        "all_reduce 2 float32 4096": CollectiveRecord(error="out of memory"),
+    }
+    assert found.communicator_bytes == {"2": 5, "3": 6}
+    assert {name: call.time_s for name, call in found.host.items()} == {"wait": 1.5, "all_reduce": 2.0}
+    assert {key: record.time_s for key, record in new.transfers.items()} == {"p2p 1024": 1.0, "p2p 2048": 2.0}
+    assert [each.points for each in found.segments["all_reduce 2"]] == [2]
+
+
+def test_the_first_interconnect_is_the_machines_own():
+    first = merged(profile(), "nvlink", Interconnect(backend="nccl"))
+    second = merged(first, "two-nodes", Interconnect(backend="nccl", nodes=2))
+    assert (second.interconnect, list(second.interconnects)) == ("nvlink", ["nvlink", "two-nodes"])
+    assert second.transfers == {}
+
+
+def test_each_exact_collective_is_asked_for_once():
+    twice = Collective(kind="all_reduce", dtype="float32", size_bytes=4, ranks=2)
+    assert exact_collectives([twice, twice]) == (("all_reduce", "float32", 4, 2),)
+
+
+class Waiting:
+    """A rank whose others come at once."""
+
+    rank = 0
+
+    def together(self):
+        """All are here."""
+
+
+class Group:
+    """Uses the time of a sweep on a clock of its own."""
+
+    def __init__(self, clock, takes_s):
+        self.clock, self.takes_s, self.budgets_s = clock, takes_s, []
+
+    def run(self, budget_s, only_disputed):
+        self.budgets_s.append(budget_s)
+        self.clock.now_s += self.takes_s
+        return [(f"key {only_disputed}", CollectiveRecord(time_s=1.0))]
+
+
+class Clock:
+    now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+
+def test_a_sweep_leaves_what_it_does_not_need_to_the_next(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(communication, "time", clock)
+    worker = communication.Worker(replace(QUICK, ranks=3, budget_s=40.0), Waiting(), Found())
+    worker._sweeps = {3: Group(clock, 4.0), 2: Group(clock, 12.0)}
+    names = []
+    monkeypatch.setattr(worker, "_first_pass", worker._sweep)
+    for name, run in worker.stages():
+        names.append(name)
+        run()
+    assert names == 3 * ["group of 3", "group of 2"]
+    assert worker._sweeps[3].budgets_s == [10.0, 12.0, 8.0]
+    assert worker._sweeps[2].budgets_s == [12.0, 20.0, 4.0]
+    assert set(worker.found.collectives) == {"key False", "key True"}
