@@ -147,6 +147,8 @@ def _wrote(paths: list[Path]) -> None:
     help="Add an interconnect to the profile instead: nvlink, host-memory, two-nodes, or gloo on a CPU.",
 )
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Processes that it joins.")
+@click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; the same on each.")
+@click.option("--rdzv", metavar="HOST:PORT", help="Where several machines meet.")
 @click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def calibrate(
@@ -157,6 +159,8 @@ def calibrate(
     only: tuple[str, ...],
     interconnect: str | None,
     ranks: int,
+    nnodes: int,
+    rdzv: str | None,
     allow_import: bool,
     **options: Any,
 ) -> None:
@@ -168,7 +172,8 @@ def calibrate(
     if interconnect is not None:
         with _torch_needed("calibrate"):
             from calibrate.interconnect_session import calibrate_interconnect
-        calibrate_interconnect(output, interconnect, device, ranks, scenarios, allow_import=allow_import)
+        machines = {"nodes": nnodes, "rendezvous": rdzv}
+        calibrate_interconnect(output, interconnect, device, ranks, scenarios, allow_import=allow_import, **machines)
         _wrote([output])
         return
     with _torch_needed("calibrate"):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.communication import Request, exact_collectives, measure_interconnect, merged
+from calibrate.communication import Request, exact_collectives, measure, measured_in, merged
 from calibrate.interconnects import environment
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
@@ -30,6 +30,8 @@ def calibrate_interconnect(
     allow_import: bool = False,
     budget_s: float | None = None,
     timeout_s: float = TIMEOUT_S,
+    nodes: int = 1,
+    rendezvous: str | None = None,
 ) -> Profile:
     """Measure an interconnect into the profile ``output``.
 
@@ -62,7 +64,7 @@ def calibrate_interconnect(
         )
     profile = load_profile(output)
     reference = profile.host.get("reference")
-    stages = ("calls", "collectives", "contention") if general else ()
+    stages = ("calls", "collective calls", "collectives", "contention", "transfers") if general else ()
     exact = tuple(each for scenario in scenarios for each in _collectives_of(scenario, name, allow_import))
     request = Request(
         name,
@@ -72,9 +74,21 @@ def calibrate_interconnect(
         tuple(dict.fromkeys(each for each in exact if each[3] <= ranks)),
         stages,
         None if reference is None else reference.time_s,
+        nodes=nodes,
+        rendezvous=rendezvous,
     )
-    interconnect, stages_s = measure_interconnect(request, timeout_s)
-    profile = merged(profile, name, interconnect)
+    kept = output.with_suffix(f".{name}.partial.json")
+    try:
+        found = measure(request, timeout_s, kept)
+    except PerfModelError:
+        if kept.exists():  # what the stages that ended found
+            save_profile(merged(profile, name, measured_in(kept, request).interconnect), output)
+        raise
+    if found is None:  # rank 0, which writes the profile, is on another machine
+        return profile
+    kept.unlink()
+    interconnect, stages_s = found.interconnect, found.stages_s
+    profile = merged(profile, name, interconnect, found.transfers)
     seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
     profile = profile.model_copy(
         update={

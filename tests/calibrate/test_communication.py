@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrate import interconnect_session
-from calibrate.communication import Request, ladder, measure_interconnect, merged, segments_of
+from calibrate.communication import Measured, Request, ladder, measure_interconnect, merged, segments_of
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
 from perfmodel.errors import PerfModelError
@@ -109,11 +109,12 @@ def ddp_scenario() -> Scenario:
 def test_an_interconnect_is_added_to_a_profile(tmp_path: Path, monkeypatch) -> None:
     asked: list[Request] = []
 
-    def measure(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
+    def measure(request: Request, timeout_s: float, kept: Path) -> Measured:
         asked.append(request)
-        return Interconnect(backend="gloo"), {"calls": 1.5}
+        kept.write_text("{}")
+        return Measured(Interconnect(backend="gloo"), {}, {"calls": 1.5})
 
-    monkeypatch.setattr(interconnect_session, "measure_interconnect", measure)
+    monkeypatch.setattr(interconnect_session, "measure", measure)
     path = tmp_path / "cpu.json"
     known = Profile(name="cpu", device=Device(kind="cpu", name="cpu", memory_bytes=1))
     save_profile(known.model_copy(update={"host": {"reference": HostRecord(time_s=0.003)}}), path)
