@@ -50,7 +50,8 @@ def _calls(device: str, reference: HostReference) -> dict[str, CallRecord]:
     for index in range(WARM_UP + ROUNDS):
         reference.beat()
         for name, call in names:
-            if name != "wait":
+            if name != "wait":  # which comes right after what it waits for
+                reference.disturb(1)
                 synchronize(device)
             seconds, _ = timed(call)
             if index >= WARM_UP:
