@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from calibrate.coupling import fit_couplings
 from calibrate.interconnects import environment, nodes_of
-from perfmodel.cost.segments import fit_segments
+from perfmodel.cost.segments import fit_curves
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
     COLLECTIVES,
@@ -156,7 +156,7 @@ def measured_in(path: Path, request: Request) -> Measured:
             "environment": environment(request.interconnect, 0, request.ranks),
             "nodes": max(nodes_of(request.interconnect), request.nodes),
             "collectives": records,
-            "segments": segments_of(records),
+            "segments": fit_curves(records),
             "communicator_bytes": found.communicator_bytes,
             "host": found.host,
             "contention": contention,
@@ -165,16 +165,6 @@ def measured_in(path: Path, request: Request) -> Measured:
     )
     transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
     return Measured(interconnect, transfers, found.stages_s)
-
-
-def segments_of(records: dict[str, CollectiveRecord]) -> dict[str, Any]:
-    """Curves of all kinds and groups, fitted to the general ladder's sizes."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for key, record in records.items():
-        kind, ranks, _, size_bytes = key.split()
-        if record.time_s is not None and record.origin == "grid":
-            points.setdefault(f"{kind} {ranks}", []).append((int(size_bytes), record.time_s))
-    return {name: fit_segments(rows) for name, rows in sorted(points.items())}
 
 
 def merged(
@@ -190,7 +180,7 @@ def merged(
         interconnect = interconnect.model_copy(
             update={
                 "collectives": records,
-                "segments": segments_of(records),
+                "segments": fit_curves(records),
                 "communicator_bytes": before.communicator_bytes | interconnect.communicator_bytes,
                 "host": before.host | interconnect.host,
                 "contention": before.contention | interconnect.contention,

@@ -1,29 +1,52 @@
 """What a collective costs on an otherwise idle machine, and how we know.
 
-Exact sizes first; then the alpha-beta curve of its kind and number of ranks; then, for more ranks than were measured,
-that of the largest measured group, carried on by the formula of a ring:
+Exact sizes first; then the alpha-beta curve of its kind and number of ranks; then, where that number was not measured,
+the curve of the nearest larger group, or else of the largest, m, carried on to n ranks:
 
-    t_n(S) = steps_n / steps_m x alpha_m + wire_n(S) / wire_m x beta_m
+    ring    t_n(S) = (n - 1) / (m - 1) x beta_m x S' + alpha_m + h x (steps_n - steps_m),   S' = S m / n
+    tree    t_n(S) = m / (m - 1) x beta_m x S + alpha_m + h x (depth_n - depth_m)
 
-steps: 2 (n - 1) for all_reduce, n - 1 for all_gather, reduce_scatter and all_to_all, 1 else. wire: bytes that each rank
-sends for a byte of size, (n - 1) / n as often as there are steps of a chunk.
+In a ring each rank passes on chunks of S / n, one after another, so the curve is read where the chunks are as large as
+they are to be: bandwidth, and the protocol that is switched to, go with the chunk. A tree sends everything up and down
+again; all_reduce over several nodes takes the faster of the two, as the library does. broadcast is a pipeline and
+send_recv one message: S' = S, and no factor.
+
+h is what a step more costs: the slope of alpha over the steps of the groups that were measured, since what a collective
+costs to launch does not grow with the ranks. (Held against H200s over NVLink and through host memory, all of alpha
+growing with the steps makes small messages of 4 ranks twice as slow as they are.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import hypot, log2
 from typing import Literal, NamedTuple
 
-from perfmodel.cost.segments import segment_time_s
+from perfmodel.cost.segments import Line, segment_time_s
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect, collective_key
+from perfmodel.hardware.interconnect import COLLECTIVES, CollectiveSegment, Interconnect, collective_key
+from perfmodel.units import DTYPE_BYTES
 
 Source = Literal["exact", "curve", "extrapolated"]
-CURVE_SPREAD = 0.05  # relative; a prior where a curve says nothing of its own
-# A ring carried on from 4 to 8 H100s was 5 to 7 % off for all_gather, up to 20 % for reduce_scatter and 34 % for
-# all_reduce (XLA's published collective table, as fitted in the notes on cost modelling).
-EXTRAPOLATED_SPREAD = {"all_reduce": 0.3, "reduce_scatter": 0.2}
-EXTRAPOLATED_SPREAD_OTHER = 0.15
+# Relative; of the curves of H200s over three wirings, points that were left out were 2 to 3 % off in the median and 4
+# to 6 % in the mean.
+CURVE_SPREAD = 0.05
+# Relative, for twice as many ranks; it grows with the root of the doublings. Root mean square error over all sizes:
+# all_reduce of 8 A100s (vTrain's table) 0.05 from 7, 0.06 from 6, 0.19 from 4, 0.26 to 0.35 from 2 and 3; all_gather
+# of 4 H200s 0.11 to 0.14 from 2 (with STEP_SHARE, which is from there), reduce_scatter 0.15 to 0.42, broadcast 0.03 to
+# 0.6, where single sizes stand out. all_reduce of 5 ranks and more may use
+# multicast, which makes 8 H100s or H200s 30 % faster than any ring (480 for 366 GB/s); the pairs of an all_to_all share
+# links in ways that no formula has (0.3 from 2 to 4). Across nodes there is one check, 3 to 4 ranks: 0.34.
+EXTRAPOLATED_SPREAD = {"all_reduce": 0.3, "all_to_all": 0.3}
+EXTRAPOLATED_SPREAD_OTHER = 0.2
+ACROSS_NODES_SPREAD = 0.5
+# A step's latency over what a launch costs, where only one group was measured: 0.14 to 0.33 of the rings of H200s; an
+# all_to_all sends to all at once.
+STEP_SHARE = {"all_reduce": 0.2, "all_gather": 0.2, "reduce_scatter": 0.2, "all_to_all": 0.05}
 CHUNKED = ("all_gather", "reduce_scatter", "all_to_all")
+RINGS = ("all_reduce", *CHUNKED)
+USUAL = ("float32", "bfloat16", "float16")
+DTYPES = (*USUAL, *(name for name in DTYPE_BYTES if name not in USUAL))
 
 
 class CollectiveCost(NamedTuple):
@@ -49,13 +72,26 @@ def busbw_factor(kind: str, ranks: int) -> float:
 
 
 def algbw_bytes_per_s(size_bytes: int, time_s: float) -> float:
-    """Size over time."""
+    """Size over time; 0 for no time."""
     return size_bytes / time_s if time_s > 0 else 0.0
 
 
 def ring_steps(kind: str, ranks: int) -> int:
-    """How often data is passed on, one after another."""
-    return 2 * (ranks - 1) if kind == "all_reduce" else ranks - 1 if kind in CHUNKED else 1
+    """How often data is passed on, one after another.
+
+    >>> ring_steps("all_reduce", 4), ring_steps("all_gather", 4), ring_steps("send_recv", 2)
+    (6, 3, 1)
+    """
+    return 2 * (ranks - 1) if kind == "all_reduce" else ranks - 1 if kind != "send_recv" else 1
+
+
+def tree_depth(ranks: int, ranks_per_node: float) -> float:
+    """Steps up and down a tree of all_reduce: a chain inside each node, a binary tree over the nodes.
+
+    >>> tree_depth(16, 4)
+    10.0
+    """
+    return 2 * (ranks_per_node - 1 + log2(ranks / ranks_per_node))
 
 
 def collective_cost(
@@ -80,20 +116,23 @@ def collective_cost(
     ------
     PerfModelError
         If the interconnect was not measured for this kind.
+
+    Notes
+    -----
+    Not modelled: ranks beyond the node of an interconnect that was measured inside one.
     """
     if ranks == 1:
         return CollectiveCost(0.0, 0.0, "exact", 0.0, 0.0)
-    for name in (dtype, "float32", "bfloat16"):
+    for name in (dtype, *DTYPES):
         record = interconnect.collectives.get(collective_key(kind, ranks, name, size_bytes))
         if record is not None and record.time_s is not None and (exact or record.origin == "grid"):
             return _cost(kind, ranks, size_bytes, record.time_s, record.spread, "exact")
     segments = interconnect.segments.get(f"{kind} {ranks}")
     if segments:
         return _cost(kind, ranks, size_bytes, segment_time_s(segments, size_bytes), CURVE_SPREAD, "curve")
-    measured = _largest_group(kind, ranks, interconnect)
-    carried = _carried_on(kind, ranks, measured, interconnect.segments[f"{kind} {measured}"])
-    spread = EXTRAPOLATED_SPREAD.get(kind, EXTRAPOLATED_SPREAD_OTHER)
-    return _cost(kind, ranks, size_bytes, segment_time_s(carried, size_bytes), spread, "extrapolated")
+    measured = _nearest_group(kind, ranks, interconnect)
+    time_s = _carried_on(kind, ranks, measured, size_bytes, interconnect)
+    return _cost(kind, ranks, size_bytes, time_s, _carried_spread(kind, ranks / measured, interconnect), "extrapolated")
 
 
 def _cost(kind: str, ranks: int, size_bytes: int, time_s: float, spread: float, source: Source) -> CollectiveCost:
@@ -101,25 +140,71 @@ def _cost(kind: str, ranks: int, size_bytes: int, time_s: float, spread: float, 
     return CollectiveCost(time_s, spread, source, algbw, algbw * busbw_factor(kind, ranks))
 
 
-def _largest_group(kind: str, ranks: int, interconnect: Interconnect) -> int:
-    groups = [int(text.split()[1]) for text in interconnect.segments if text.split()[0] == kind]
+def _groups(kind: str, interconnect: Interconnect) -> list[int]:
+    """Numbers of ranks whose curve of this kind is known, ascending."""
+    measured = (name.split() for name, segments in interconnect.segments.items() if segments)
+    return sorted(int(ranks) for name, ranks in measured if name == kind)
+
+
+def _nearest_group(kind: str, ranks: int, interconnect: Interconnect) -> int:
+    groups = _groups(kind, interconnect)
     if not groups:
-        known = ", ".join(sorted({text.split()[0] for text in interconnect.segments})) or "none"
+        known = ", ".join(sorted(name for name in COLLECTIVES if _groups(name, interconnect))) or "none"
         raise PerfModelError(
             f"the interconnect must have been measured for {kind} (it has {known}), which {ranks} ranks need."
             " Measure it with `perfmodel calibrate --interconnect`."
         )
-    return max(groups)
+    return next((group for group in groups if group > ranks), groups[-1])
 
 
-def _carried_on(
-    kind: str, ranks: int, measured: int, segments: tuple[CollectiveSegment, ...]
-) -> tuple[CollectiveSegment, ...]:
-    steps = ring_steps(kind, ranks) / ring_steps(kind, measured)
-    wire = busbw_factor(kind, ranks) / busbw_factor(kind, measured)
-    return tuple(
-        each.model_copy(
-            update={"alpha_s": max(each.alpha_s, 0.0) * steps, "beta_s_per_byte": each.beta_s_per_byte * wire}
-        )
-        for each in segments
+def _carried_spread(kind: str, times: float, interconnect: Interconnect) -> float:
+    doubled = (
+        EXTRAPOLATED_SPREAD.get(kind, EXTRAPOLATED_SPREAD_OTHER) if interconnect.nodes == 1 else ACROSS_NODES_SPREAD
     )
+    return hypot(CURVE_SPREAD, doubled * abs(log2(times)) ** 0.5)
+
+
+def _carried_on(kind: str, ranks: int, measured: int, size_bytes: int, interconnect: Interconnect) -> float:
+    segments = interconnect.segments[f"{kind} {measured}"]
+    latency_s = max(segments[0].alpha_s, 0.0) - _launch_s(kind, measured, interconnect)
+    steps = ring_steps(kind, measured)
+    later_s = latency_s * (ring_steps(kind, ranks) / steps - 1)
+    is_ring = kind in RINGS
+    chunk_bytes = size_bytes * measured / ranks if is_ring else size_bytes
+    ring_s = _shifted_s(segments, later_s, (ranks - 1) / (measured - 1) if is_ring else 1.0, chunk_bytes)
+    if kind != "all_reduce" or interconnect.nodes == 1:
+        return ring_s
+    per_node = max(measured / interconnect.nodes, 1.0)
+    later_s = latency_s * (tree_depth(ranks, per_node) / tree_depth(measured, per_node) - 1)
+    return min(ring_s, _shifted_s(segments, later_s, measured / (measured - 1), size_bytes))
+
+
+def _shifted_s(segments: Sequence[CollectiveSegment], later_s: float, slower: float, size_bytes: float) -> float:
+    curve = [
+        Line(each.least_bytes, each.most_bytes, each.alpha_s + later_s, each.beta_s_per_byte * slower)
+        for each in segments
+    ]
+    return segment_time_s(curve, size_bytes)
+
+
+def _launch_s(kind: str, measured: int, interconnect: Interconnect) -> float:
+    """The part of the smallest messages' time that does not grow with the steps."""
+
+    def alpha_s(ranks: int) -> float:
+        return max(interconnect.segments[f"{kind} {ranks}"][0].alpha_s, 0.0)
+
+    groups = [each for each in _groups(kind, interconnect) if each <= measured]
+    inside = [each for each in groups if interconnect.nodes > 1 and each <= measured / interconnect.nodes]
+    if inside:  # what the wires between nodes add is latency
+        return min(alpha_s(inside[-1]), alpha_s(measured))
+    steps = [ring_steps(kind, each) for each in groups]
+    if interconnect.nodes > 1 or len(set(steps)) < 2:
+        return alpha_s(measured) / (1 + STEP_SHARE.get(kind, 0.0) * ring_steps(kind, measured))
+    return min(max(_intercept(steps, [alpha_s(each) for each in groups]), 0.0), alpha_s(measured))
+
+
+def _intercept(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the straight line of least squares."""
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return mean_y - slope * mean_x

@@ -146,7 +146,7 @@ class Power(_Section):
 class Profile(_Section):
     """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
 
-    interconnects: by name. interconnect: the name of the machine's own.
+    interconnects: by name. interconnect: the name of the machine's own. topology: what ``nvidia-smi topo -m`` prints.
     """
 
     version: Literal[1] = 1
@@ -164,6 +164,7 @@ class Profile(_Section):
     interconnects: dict[str, Interconnect] = {}
     interconnect: str | None = None
     transfers: dict[str, TransferRecord] = {}
+    topology: str | None = None
     unstable: tuple[str, ...] = ()
 
     @property

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.cost.segments import leave_one_out
+from perfmodel.cost.segments import curve_points, leave_one_out
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.units import GB, US, format_bytes, format_share
 
@@ -34,25 +34,17 @@ def _table(*names: str) -> Table:
 
 def _curves(interconnect: Interconnect) -> Table:
     table = _table(ALONE, "sizes", "alpha, us", "GB/s", "points", "median", "worst")  # of leave-one-out errors
+    points = curve_points(interconnect.collectives)
     for text, segments in sorted(interconnect.segments.items()):
         kind, ranks = text.split()
         if kind != ALONE:
             continue
-        errors = leave_one_out(_points(kind, ranks, interconnect))
+        errors = leave_one_out(points.get(text, ()))
         left_out = [format_share(errors[name], 1) if name in errors else "" for name in ("median", "worst")]
         for index, segment in enumerate(segments):
             cells = left_out if index == 0 else ["", ""]
             table.add_row(f"{ranks} ranks" if index == 0 else "", *_segment(segment), *cells)
     return table
-
-
-def _points(kind: str, ranks: str, interconnect: Interconnect) -> list[tuple[int, float]]:
-    found = []
-    for key, record in interconnect.collectives.items():
-        words = key.split()
-        if words[:2] == [kind, ranks] and record.origin == "grid" and record.time_s is not None:
-            found.append((int(words[3]), record.time_s))
-    return found
 
 
 def _segment(segment: CollectiveSegment) -> tuple[str, str, str, str]:

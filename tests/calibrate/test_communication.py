@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from calibrate import interconnect_session
-from calibrate.communication import Measured, Request, ladder, measure_interconnect, merged, segments_of
+from calibrate.communication import Measured, Request, ladder, measure_interconnect, merged
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
+from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
 from perfmodel.hardware.profile import Device, HostRecord, Profile, load_profile, save_profile
@@ -61,7 +62,7 @@ def test_curves_leave_out_scenarios_sizes_and_failures() -> None:
         "all_reduce 2 float32 1000": CollectiveRecord(time_s=9.0, origin="scenario"),
         "all_reduce 2 float32 2048": CollectiveRecord(error="out of memory"),
     }
-    ((only,),) = segments_of(records).values()
+    ((only,),) = fit_curves(records).values()
     assert (only.points, only.alpha_s) == (1, 1.0)
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import CURVE_SPREAD, busbw_factor, collective_cost
+from perfmodel.cost.segments import fit_segments
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import CollectiveRecord, CollectiveSegment, Interconnect, collective_key
+from perfmodel.hardware.interconnect import (
+    COLLECTIVES,
+    CollectiveRecord,
+    CollectiveSegment,
+    Interconnect,
+    collective_key,
+)
 
 MIB = 2**20
 
@@ -48,14 +59,116 @@ def test_what_was_measured_for_scenarios_can_be_left_out() -> None:
     assert collective_cost("all_reduce", 4, "float32", MIB, WIRES, exact=False).source == "exact"
 
 
+def test_a_size_in_a_rarer_dtype_is_exact_too() -> None:
+    wires = Interconnect(backend="gloo", collectives={collective_key("broadcast", 2, "int64", 64): record(5e-5)})
+    assert collective_cost("broadcast", 2, "float32", 64, wires).time_s == 5e-5
+
+
 def test_more_ranks_are_carried_on_by_the_ring() -> None:
-    """8 ranks after 4: 14 steps for 6, and 7/4 of the bytes for 6/4."""
+    """8 ranks after 4. all_reduce: alpha grew by 10 us in 4 steps from 2 to 4 ranks, so it does by 20 us in 8 more; 7
+    chunks for 3, each half as large. all_gather of one group: 3 steps take 3 x 0.2 of what the launch does.
+    """
     found = collective_cost("all_reduce", 8, "float32", MIB, WIRES)
     assert found.source == "extrapolated"
-    assert found.time_s == pytest.approx(2e-5 * 14 / 6 + MIB * 2e-10 * (7 / 4) / (6 / 4))
+    assert found.time_s == pytest.approx(4e-5 + 2e-10 * (MIB / 2) * 7 / 3)
     gathered = collective_cost("all_gather", 8, "float32", MIB, WIRES)
-    assert gathered.time_s == pytest.approx(3e-5 * 7 / 3 + MIB * 1e-10 * (7 / 8) / (3 / 4))
+    assert gathered.time_s == pytest.approx(3e-5 + 3e-5 * 0.6 / 1.6 * (7 / 3 - 1) + 1e-10 * (MIB / 2) * 7 / 3)
     assert found.spread > gathered.spread > CURVE_SPREAD
+
+
+def test_the_further_the_less_sure() -> None:
+    spreads = [collective_cost("all_reduce", ranks, "float32", MIB, WIRES).spread for ranks in (5, 8, 16, 64)]
+    assert spreads == sorted(spreads)
+    assert spreads[1] == pytest.approx((0.3**2 + CURVE_SPREAD**2) ** 0.5)
+
+
+def test_fewer_ranks_come_from_the_next_larger_group() -> None:
+    """3 ranks from 4: 4 steps lie between 2 and 6; 2 chunks for 3, each four thirds as large."""
+    found = collective_cost("all_reduce", 3, "float32", MIB // 2, WIRES)
+    assert found.time_s == pytest.approx(1.5e-5 + 2e-10 * (MIB / 2 * 4 / 3) * 2 / 3)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("broadcast", 2), ("send_recv", 2)])
+def test_a_pipeline_and_a_message_cost_many_ranks_what_they_cost_two(kind: str, ranks: int) -> None:
+    wires = Interconnect(backend="nccl", segments={f"{kind} {ranks}": (segment(1e-5, 1e-10),)})
+    assert collective_cost(kind, 16, "float32", 1024, wires).time_s == pytest.approx(1e-5 + 1024e-10)
+
+
+def test_over_nodes_small_messages_go_by_a_tree_and_large_ones_round_a_ring() -> None:
+    """16 ranks after 4 on 2 nodes. What alpha has more than inside a node, 10 us, grows by 8 / 4 with the depth of the
+    tree, by 30 / 6 with the steps of the ring.
+    """
+    wires = WIRES.model_copy(update={"nodes": 2})
+    small = collective_cost("all_reduce", 16, "float32", 1024, wires)
+    assert small.time_s == pytest.approx(3e-5 + 4 / 3 * 2e-10 * 1024)
+    large = collective_cost("all_reduce", 16, "float32", 1024 * MIB, wires)
+    assert large.time_s == pytest.approx(6e-5 + 5 / 4 * 2e-10 * 1024 * MIB)
+    assert large.spread > collective_cost("all_reduce", 16, "float32", MIB, WIRES).spread
+
+
+H200_RING_GB_PER_S = {5: 364.4, 6: 365.1, 7: 365.7, 8: 365.6}  # busbw of 8 GiB without multicast; 363.3 with 4 GPUs
+
+
+@pytest.mark.parametrize(("ranks", "busbw"), H200_RING_GB_PER_S.items())
+def test_large_rings_of_published_h200s(ranks: int, busbw: float) -> None:
+    """stas00/ml-engineering, network/README.md at 744d01e: nccl-tests, NCCL_NVLS_ENABLE=0."""
+    wires = Interconnect(backend="nccl", segments={"all_reduce 4": (segment(0.0, 1.5 / 363.3e9),)})
+    found = collective_cost("all_reduce", ranks, "float32", 8 * 2**30, wires)
+    assert found.busbw_bytes_per_s / 1e9 == pytest.approx(busbw, rel=0.01)
+
+
+# out of place, us, of 1 MiB to 1 GiB by factors of two: VIA-Research/vTrain, trace/a100, at f8dda84
+A100_US = {
+    4: [51.4, 55.74, 77.32, 116.8, 179.6, 284.2, 543.8, 998.6, 1929.0, 3720.0, 7259.4],
+    6: [73.0, 74.61, 82.55, 126.7, 203.2, 304.0, 565.7, 1120.8, 2115.9, 4020.6, 7883.3],
+    8: [92.79, 93.25, 95.8, 134.3, 232.4, 358.1, 579.9, 1162.0, 2162.3, 4191.5, 8193.0],
+}
+
+
+def test_published_a100s_lie_within_the_spread() -> None:
+    """8 ranks from 4 and 6, and from 4 alone: all sizes but 1 in 11 within two spreads, half of them within 10 %."""
+    points = {ranks: [(MIB << n, us * 1e-6) for n, us in enumerate(times)] for ranks, times in A100_US.items()}
+    curves = {f"all_reduce {ranks}": fit_segments(points[ranks]) for ranks in (4, 6)}
+    for known in (curves, {"all_reduce 4": curves["all_reduce 4"]}):
+        wires = Interconnect(backend="nccl", segments=known)
+        costs = [collective_cost("all_reduce", 8, "float32", size, wires) for size, _ in points[8]]
+        errors = [cost.time_s / time_s - 1 for cost, (_, time_s) in zip(costs, points[8], strict=True)]
+        assert sum(abs(error) > 2 * cost.spread for error, cost in zip(errors, costs, strict=True)) <= 1
+        assert statistics.median(map(abs, errors)) < 0.1
+
+
+lines_drawn = st.lists(st.tuples(st.floats(-1e-4, 1e-4), st.floats(1e-13, 1e-9)), min_size=1, max_size=3)
+
+
+@given(
+    drawn=lines_drawn,
+    kind=st.sampled_from(COLLECTIVES),
+    ranks=st.integers(2, 64),
+    nodes=st.integers(1, 2),
+    sizes=st.tuples(st.integers(1, 2**31), st.integers(1, 2**31)),
+    slower=st.floats(1, 100),
+)
+def test_more_bytes_are_never_faster_and_more_bandwidth_never_slower(
+    drawn: list[tuple[float, float]], kind: str, ranks: int, nodes: int, sizes: tuple[int, int], slower: float
+) -> None:
+    def wires(factor: float) -> Interconnect:
+        found = tuple(
+            CollectiveSegment(
+                least_bytes=1024**level + 1,
+                most_bytes=1024 ** (level + 1),
+                alpha_s=alpha_s,
+                beta_s_per_byte=beta * factor,
+            )
+            for level, (alpha_s, beta) in enumerate(drawn)
+        )
+        return Interconnect(backend="nccl", nodes=nodes, segments={f"{kind} 4": found, f"{kind} 8": found})
+
+    def time_s(size: int, factor: float) -> float:
+        return collective_cost(kind, ranks, "float32", size, wires(factor)).time_s
+
+    small, large = sorted(sizes)
+    assert 0 <= time_s(small, 1.0) <= time_s(large, 1.0) * (1 + 1e-9)
+    assert time_s(small, 1.0) <= time_s(small, slower) * (1 + 1e-9)
 
 
 def test_one_rank_costs_nothing() -> None:

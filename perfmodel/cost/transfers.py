@@ -1,0 +1,145 @@
+"""What a copy between host and device, or between two devices, costs, and how we know.
+
+Exact sizes first, then the alpha-beta curve of its direction and memory, fitted as those of collectives are.
+Directions: ``h2d`` and ``d2h``, each alone; ``both``, at once and each of that size; ``p2p``, between two devices.
+Memory of the host: ``pinned`` or ``pageable``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, get_args
+
+from perfmodel.cost.segments import Point, fit_segments, segment_time_s
+from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord
+from perfmodel.hardware.profile import Profile
+
+Direction = Literal["h2d", "d2h", "both", "p2p"]
+Memory = Literal["pinned", "pageable"]
+CURVE_SPREAD = 0.05  # relative; a prior, as for collectives
+MOST_CURVES = 8  # sets of records whose curves are kept
+
+Curves = dict[str, tuple[CollectiveSegment, ...]]
+_KEPT: dict[int, tuple[Mapping[str, TransferRecord], Curves]] = {}
+
+
+class TransferCost(NamedTuple):
+    """time_s: until the copy, or both, ended. spread: relative standard deviation. source: how it is known.
+    bytes_per_s: of one direction.
+    """
+
+    time_s: float
+    spread: float
+    source: Literal["exact", "curve"]
+    bytes_per_s: float
+
+
+def transfer_name(direction: str, memory: str | None) -> str:
+    """What a key begins with; no memory of the host takes part in p2p.
+
+    Raises
+    ------
+    PerfModelError
+        If there is no such direction or memory.
+
+    Examples
+    --------
+    >>> transfer_name("h2d", "pinned"), transfer_name("p2p", None)
+    ('h2d pinned', 'p2p')
+    """
+    for what, value, known in (("direction", direction, get_args(Direction)), ("memory", memory, get_args(Memory))):
+        if value not in known and not (what == "memory" and direction == "p2p"):
+            raise PerfModelError(
+                f"the {what} of a transfer must be known (got {value!r}). {did_you_mean(str(value), known)}"
+            )
+    return direction if direction == "p2p" else f"{direction} {memory}"
+
+
+def transfer_key(direction: str, memory: str | None, size_bytes: int) -> str:
+    """The text under which a profile keeps a transfer.
+
+    >>> transfer_key("h2d", "pinned", 1048576)
+    'h2d pinned 1048576'
+    """
+    return f"{transfer_name(direction, memory)} {size_bytes}"
+
+
+def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: Profile) -> TransferCost:
+    """Of one copy; nothing for no bytes.
+
+    Parameters
+    ----------
+    direction : str
+        ``h2d``, ``d2h``, ``both`` or ``p2p``.
+    memory : str or None
+        Of the host: ``pinned`` or ``pageable``; of no account for p2p.
+    size_bytes : int
+        Of each direction.
+    profile : Profile
+        Its ``transfers``; the curves of the last few profiles are kept.
+
+    Raises
+    ------
+    PerfModelError
+        If the profile has no such transfer, or there is no such direction or memory.
+    """
+    name = transfer_name(direction, memory)
+    if size_bytes == 0:
+        return TransferCost(0.0, 0.0, "exact", 0.0)
+    record = profile.transfers.get(f"{name} {size_bytes}")
+    if record is not None and record.time_s is not None:
+        return TransferCost(record.time_s, record.spread, "exact", size_bytes / record.time_s)
+    curves = _curves(profile.transfers)
+    if name not in curves:
+        raise PerfModelError(
+            f"{profile.name}: the profile must have measured {name} transfers (it has {', '.join(curves) or 'none'})."
+            " Measure it again with `perfmodel calibrate`."
+        )
+    time_s = segment_time_s(curves[name], size_bytes)
+    return TransferCost(time_s, CURVE_SPREAD, "curve", size_bytes / time_s)
+
+
+def transfer_points(transfers: Mapping[str, TransferRecord]) -> dict[str, list[Point]]:
+    """Measured sizes by name (``h2d pinned``), ascending; without failures."""
+    found: dict[str, list[Point]] = {}
+    for key, record in transfers.items():
+        name, _, size_bytes = key.rpartition(" ")
+        if record.time_s is not None:
+            found.setdefault(name, []).append(Point(int(size_bytes), record.time_s, record.spread))
+    return {name: sorted(points) for name, points in sorted(found.items())}
+
+
+def transfer_curves(transfers: Mapping[str, TransferRecord]) -> Curves:
+    """Fitted curves by name."""
+    return {name: _curve(points) for name, points in transfer_points(transfers).items()}
+
+
+def _curve(points: list[Point]) -> tuple[CollectiveSegment, ...]:
+    """A single size, as nvbandwidth reports, says a bandwidth and nothing of what a copy costs to begin."""
+    if len(points) > 1:
+        return fit_segments(points)
+    ((size_bytes, time_s, spread),) = points
+    error = spread * time_s / size_bytes
+    return (
+        CollectiveSegment(
+            least_bytes=size_bytes,
+            most_bytes=size_bytes,
+            alpha_s=0.0,
+            beta_s_per_byte=time_s / size_bytes,
+            beta_error_s_per_byte=error,
+            points=1,
+        ),
+    )
+
+
+def _curves(transfers: Mapping[str, TransferRecord]) -> Curves:
+    """Kept by identity: records are never changed, and holding on to them keeps their identity theirs."""
+    kept = _KEPT.get(id(transfers))
+    if kept is not None:
+        return kept[1]
+    while len(_KEPT) >= MOST_CURVES:
+        del _KEPT[next(iter(_KEPT))]
+    curves = transfer_curves(transfers)
+    _KEPT[id(transfers)] = (transfers, curves)
+    return curves
