@@ -12,12 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calibrate.coupling import fit_couplings
-from calibrate.interconnects import environment, nodes_of
+from calibrate.interconnects import environment, members, nodes_of
 from perfmodel.cost.segments import fit_curves
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
@@ -75,6 +75,7 @@ class Found:
     host: dict[str, Any] = field(default_factory=dict)
     contention: dict[str, Any] = field(default_factory=dict)
     transfers: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -154,6 +155,7 @@ def measured_in(path: Path, request: Request) -> Measured:
         {
             "backend": "gloo" if request.device == "cpu" or request.interconnect == "gloo" else "nccl",
             "environment": environment(request.interconnect, 0, request.ranks),
+            "provenance": found.provenance,
             "nodes": max(nodes_of(request.interconnect), request.nodes),
             "collectives": records,
             "segments": fit_curves(records),
@@ -291,7 +293,7 @@ class Worker:
         self.ranks.together()
 
     def _open(self, ranks: int) -> None:
-        """A communicator of the first ``ranks`` ranks, and the memory that it takes beside torch's allocator."""
+        """A communicator of ``ranks`` ranks, and the memory that it takes beside torch's allocator."""
         import torch.distributed as dist
 
         from calibrate.collectives import CollectiveBench, outside_bytes
@@ -300,8 +302,10 @@ class Worker:
 
         before_bytes = outside_bytes(self.request.device)
         timeout = timedelta(seconds=max(GROUP_TIMEOUT_S, self.request.budget_s))
-        group = dist.new_group(list(range(ranks)), timeout=timeout)
-        if self.ranks.rank >= ranks:
+        nodes = max(nodes_of(self.request.interconnect), self.request.nodes)
+        joined = members(ranks, self.request.ranks, nodes)
+        group = dist.new_group(joined, timeout=timeout)
+        if self.ranks.rank not in joined:
             return
         bench = CollectiveBench(group, self.request.device)
         bench.connect(ranks)
@@ -377,7 +381,12 @@ class Worker:
 
 def run_stages(worker: Worker, result: Path) -> None:
     """All stages of one rank; rank 0 writes down what was found after each."""
+    from calibrate.machine import machine_facts
+
     name, ranks = worker.request.interconnect, worker.ranks
+    if ranks.rank == 0:
+        measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+        worker.found.provenance = machine_facts(worker.request.device) | {"measured_at": measured_at}
     for stage, run in worker.stages():
         began_s = time.perf_counter()
         run()

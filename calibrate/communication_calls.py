@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import no_collection, timed
 from calibrate.timing import relative_spread
+from perfmodel.cost.host import REFERENCE
 from perfmodel.hardware.interconnect import CallRecord
 
 ROUNDS, WARM_UP = 25, 3
@@ -27,8 +28,8 @@ def call_records(device: str, reference_s: float | None) -> dict[str, CallRecord
     """By call, see :class:`~perfmodel.hardware.interconnect.CallRecord`; every rank measures at the same time."""
     with no_collection():
         reference = HostReference(device, reference_s)
-        found = _calls(device, reference)
-        return found | _ddp(device, reference)
+        found = _calls(device, reference) | _ddp(device, reference)
+        return found | {REFERENCE: CallRecord(**reference.record().model_dump(exclude={"cold_s"}))}
 
 
 def _calls(device: str, reference: HostReference) -> dict[str, CallRecord]:

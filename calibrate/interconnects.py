@@ -29,6 +29,15 @@ def environment(name: str, rank: int, ranks: int) -> dict[str, str]:
     return {"NCCL_HOSTID": f"node{2 * rank // ranks}", "NCCL_SOCKET_IFNAME": "lo"}
 
 
+def members(size: int, ranks: int, nodes: int) -> list[int]:
+    """Which of the ranks make a group of ``size``: the first, or, where they are several nodes', some of each.
+
+    >>> members(2, 4, 1), members(2, 4, 2), members(3, 4, 2)
+    ([0, 1], [0, 2], [0, 1, 2])
+    """
+    return list(range(size)) if nodes == 1 else [index * ranks // size for index in range(size)]
+
+
 def nodes_of(name: str) -> int:
     """Hosts that the library sees."""
     return 2 if name == "two-nodes" else 1

@@ -50,7 +50,7 @@ def predict(
     exact: use kernel times measured for scenarios; without, only what the general grid tells.
     allow_import: the scenario's own model may be imported (which executes it) if its trace is not at hand.
     host_reference_s: the host's speed, as what one run of the profile's host reference takes; by default, the speed at
-    which the profile was measured.
+    which the profile, or its interconnect, was measured.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def predict(
     costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
     interconnect = interconnect_of(scenario, profile)
     collectives = [_collective_cost(each, interconnect, exact) for each in program.collectives]
-    slowness, spread = host_slowness(profile, host_reference_s), host_spread(profile)
+    slowness, spread = host_slowness(profile, host_reference_s, interconnect), host_spread(profile)
     step = _Step(program, costs, collectives, profile, scenario, interconnect)
     timeline = step.timeline(slowness)
     host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
@@ -95,7 +95,19 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
             f"{scenario.hardware.gpus})."
             " Use fewer, or calibrate a larger machine."
         )
+    speeds = scenario.hardware.gpu_speeds
+    if speeds is not None and len(speeds) != scenario.hardware.gpus:
+        raise PerfModelError(
+            f"hardware.gpu_speeds must have one number for each of hardware.gpus={scenario.hardware.gpus} (got "
+            f"{len(speeds)}). Leave it out where all are alike."
+        )
     section = scenario.parallelism
+    if section.static_graph and scenario.training.gradient_accumulation > 1:
+        raise PerfModelError(
+            "parallelism.static_graph must be false where gradients are accumulated (got true with "
+            f"gradient_accumulation={scenario.training.gradient_accumulation}): torch then leaves out micro-batches."
+            " Leave one out."
+        )
     if section.strategy not in PREDICTED:
         raise PerfModelError(
             f"parallelism.strategy must be one of {', '.join(PREDICTED)} in this version (got {section.strategy})."
@@ -113,6 +125,13 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         )
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
+
+
+def slowest_speed(scenario: Scenario) -> float:
+    """Of the ranks. All run the same program and meet in every collective, to which the slowest comes last: its step is
+    everybody's, and the others wait for it there.
+    """
+    return min(scenario.hardware.gpu_speeds or (1.0,))
 
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
@@ -150,7 +169,8 @@ class _Step:
         self._program, self._profile, self._collectives = program, profile, collectives
         self._kernels = np.array([cost.kernels for cost in costs])
         positions = launched_positions(program, self._kernels)
-        self._duration_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
+        lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
+        self._duration_s = lasts_s / slowest_speed(scenario)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         operation = program.instructions.a[positions]
         self._slowdowns = slowdowns(program, costs, operation, self._duration_s, interconnect)

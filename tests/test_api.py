@@ -1,4 +1,4 @@
-"""What `predict` does with the host's speed."""
+"""What `predict` does with the speed of hosts, GPUs and links."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 
 from perfmodel.api import PART_OF_PHASE, predict
 from perfmodel.comparison import predict_measurements
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.hardware.profile import Cache, Device, HostRecord, KernelRecord, Profile, save_profile
 from perfmodel.report.accuracy import accuracy_card
@@ -111,3 +113,66 @@ def test_totals_of_kernels_add_up_to_the_busy_time() -> None:
     busy_s = sum(prediction.breakdown[part] for part in {*PART_OF_PHASE.values(), "optimizer_s"})
     assert sum(use.total_s for use in prediction.kernels) == pytest.approx(busy_s)
     assert all(1e-3 * (1 - 1e-9) <= use.mean_s <= 3e-3 * (1 + 1e-9) for use in prediction.kernels)
+
+
+RANKS = {
+    "model": {"family": "gpt", "size": "tiny"},
+    "batch": {"size": 1, "sequence_length": 8},
+    "parallelism": {"dp": 4, "strategy": "ddp"},
+    "hardware": {"profile": "toy.json", "gpus": 4},
+}
+
+
+def wired(**wires: object) -> Profile:
+    """Four GPUs whose kernels take long, so that the host does not count."""
+    slow_device = DEVICE.model_copy(update={"peak_flops_per_s": {"fp32": 1e9}, "peak_memory_bytes_per_s": 1e9})
+    curve = CollectiveSegment(least_bytes=1, most_bytes=2**30, alpha_s=1e-3, beta_s_per_byte=1e-9)
+    made = Interconnect.model_validate({"backend": "nccl", "segments": {"all_reduce 4": [curve]}, **wires})
+    interconnects = {"wires": made}
+    return Profile(name="toy", device=slow_device, gpus=4, interconnects=interconnects, interconnect="wires")
+
+
+def with_hardware(**values: object) -> Scenario:
+    return Scenario.model_validate(RANKS | {"hardware": {"profile": "toy.json", "gpus": 4, **values}})
+
+
+def test_the_step_is_the_slowest_rank_s() -> None:
+    profile = wired()
+    alike, one_slow, all_slow = (
+        predict(with_hardware(gpu_speeds=speeds), profile)
+        for speeds in (None, [1.0, 0.5, 1.0, 1.0], [0.5, 0.5, 0.5, 0.5])
+    )
+    assert one_slow.step_time_s == all_slow.step_time_s
+    kernels_s = sum(alike.breakdown[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+    slowed_s = sum(one_slow.breakdown[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+    assert slowed_s == pytest.approx(2 * kernels_s, rel=1e-3)
+
+
+def test_speeds_are_one_for_each_gpu() -> None:
+    with pytest.raises(PerfModelError, match=r"^hardware.gpu_speeds must have one number for each of hardware.gpus=4"):
+        predict(with_hardware(gpu_speeds=[1.0, 2.0]), wired())
+
+
+def test_faster_links_expose_less_communication() -> None:
+    exposed = [
+        predict(with_hardware(), wired(bandwidth_factor=factor)).breakdown["exposed_communication_s"]
+        for factor in (0.5, 1.0, 2.0)
+    ]
+    assert exposed[0] > exposed[1] > exposed[2] > 0
+
+
+def test_ranks_share_a_host_as_fast_as_when_all_ran_the_reference() -> None:
+    host = {"reference": HostRecord(time_s=2e-3), "call": HostRecord(time_s=1e-5)}
+    profiles = [wired(), wired(host={"reference": CallRecord(time_s=1e-3)})]
+    alone, shared = (
+        predict(with_hardware(), profile.model_copy(update={"host": host})).timeline.host_busy_s for profile in profiles
+    )
+    assert shared == pytest.approx(alone / 2)
+
+
+def test_a_static_graph_does_not_accumulate() -> None:
+    asked = {"training": {"gradient_accumulation": 2}, "parallelism": {**RANKS["parallelism"], "static_graph": True}}
+    with pytest.raises(
+        PerfModelError, match=r"^parallelism.static_graph must be false where gradients are accumulated"
+    ):
+        predict(Scenario.model_validate(RANKS | asked), wired())

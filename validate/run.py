@@ -145,6 +145,11 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             f"{scenario.training.gradient_accumulation} micro-batches): torch's no_sync does not work with it. "
             "Leave one out."
         )
+    if scenario.hardware.gpu_speeds is not None:
+        raise PerfModelError(
+            f"{name}: hardware.gpu_speeds must be left out to be run here (got {scenario.hardware.gpu_speeds}):"
+            " GPUs are as fast as they are. Leave it out."
+        )
     if history is not None and device == "cpu":
         raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
 

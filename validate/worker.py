@@ -137,6 +137,8 @@ def _measure(
     memory = _first_steps(step, history, request.history)
     reading = GpuReading(device) if device.type == "cuda" and ranks.rank == 0 else None
     step_s, warmup_steps = _warm_up(step, effort, ranks)
+    if ranks.size > 1:
+        memory += _memory_of_one(step)
     readings = reading.values() if reading is not None else {}
     scale = _scale(step)
     used_bytes, device_bytes = _device_memory(device)
@@ -210,21 +212,24 @@ def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str
                 history.step_starts_here()
             else:
                 history.finish(Path(path))
-        if step.device_type != "cuda":
-            step.run()
-            continue
-        allocated_bytes = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        step.run()
-        torch.cuda.synchronize()
-        found.append(
-            StepMemory(
-                allocated_before_bytes=allocated_bytes,
-                peak_allocated_bytes=torch.cuda.max_memory_allocated(),
-                peak_reserved_bytes=torch.cuda.max_memory_reserved(),
-            )
-        )
+        found += _memory_of_one(step)
     return found
+
+
+def _memory_of_one(step: TrainingStep) -> list[StepMemory]:
+    """Run a step; empty where there is no allocator to look at."""
+    if step.device_type != "cuda":
+        step.run()
+        return []
+    allocated_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step.run()
+    torch.cuda.synchronize()
+    peaks = {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+    return [StepMemory(allocated_before_bytes=allocated_bytes, **peaks)]
 
 
 def _warm_up(step: TrainingStep, effort: Effort, ranks: Ranks | Alone) -> tuple[float, int]:

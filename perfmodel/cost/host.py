@@ -88,12 +88,16 @@ def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -
     return costs.seconds("call") + costs.seconds("launch")
 
 
-def host_slowness(profile: Profile, host_reference_s: float | None) -> float:
+def host_slowness(profile: Profile, host_reference_s: float | None, interconnect: Interconnect | None = None) -> float:
     """How many times the profile's host costs a host takes on which the reference run takes ``host_reference_s``.
 
-    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown.
+    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown. By default, the host is as fast
+    as it was while all ranks of the interconnect ran the reference: they share it, and the profile's own may have been
+    measured by one process alone, or on another machine of the kind.
     """
     known = profile.host.get(REFERENCE)
+    if host_reference_s is None and interconnect is not None and REFERENCE in interconnect.host:
+        host_reference_s = interconnect.host[REFERENCE].time_s
     return 1.0 if known is None or host_reference_s is None else host_reference_s / known.time_s
 
 

@@ -6,7 +6,7 @@ over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,7 +51,8 @@ class CollectiveSegment(_Section):
 
 class CallRecord(_Section):
     """Host seconds of one call: ``all_reduce``, ``all_reduce async``, ``wait``; of DDP: ``ddp forward`` (a step),
-    ``ddp parameter``, ``ddp bucket``. At the speed of the profile's host key ``reference``.
+    ``ddp parameter``, ``ddp bucket``. At the speed of the profile's host key ``reference``; what goes under
+    ``reference`` here is that work's own time, as it was.
     """
 
     time_s: float
@@ -106,15 +107,19 @@ class Coupling(_Section):
 class Interconnect(_Section):
     """One way in which the ranks of the machine are wired.
 
-    environment: the variables that make it so. nodes: as the library sees it. collectives: by key. segments: by
+    environment: the variables that make it so. provenance: the machine and libraries that it was measured with, and
+    when. nodes: as the library sees it. collectives: by key. segments: by
     ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
     allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
-    beyond that. host: by call. contention: pairs of a kernel and a
-    collective that ran at once. couplings: by kind of operator, fitted to these.
+    beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
+    it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
+    couplings: by kind of operator, fitted to these. bandwidth_factor: never measured; 2 asks what links twice as fast
+    would give.
     """
 
     backend: Literal["nccl", "gloo"]
     environment: dict[str, str] = {}
+    provenance: dict[str, Any] = {}
     nodes: Annotated[int, Field(ge=1)] = 1
     collectives: dict[str, CollectiveRecord] = {}
     segments: dict[str, tuple[CollectiveSegment, ...]] = {}
@@ -122,6 +127,7 @@ class Interconnect(_Section):
     host: dict[str, CallRecord] = {}
     contention: dict[str, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
+    bandwidth_factor: Positive = 1.0
 
 
 def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:

@@ -50,7 +50,7 @@ class RankSamples(_Section):
     @property
     def peak_allocated_bytes(self) -> int | None:
         """Of the steady steps."""
-        return max((step.peak_allocated_bytes for step in self.memory[STEADY:]), default=None)
+        return self.memory[-1].peak_allocated_bytes if len(self.memory) > STEADY else None
 
 
 class BucketLayout(_Section):
@@ -84,7 +84,8 @@ class Measurement(_Section):
     accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad,
     forward, backward, clip, optimizer), one a step, micro-batches added up. blocks: how many of the steps ran in a row
     before the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose
-    time the profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3.
+    time the profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3 and,
+    where several ranks ran, one after the warm-up: what DDP rebuilt in step 2 may be held twice for 0.1 s more.
     device_used_bytes: all that the process held after warm-up.
 
     Of several ranks, these columns are rank 0's, but for step_s and synced_step_s: each step is the slowest rank's, so
@@ -135,11 +136,11 @@ class Measurement(_Section):
     @property
     def peak_allocated_bytes(self) -> int | None:
         """Of the steady steps."""
-        return max((step.peak_allocated_bytes for step in self.memory[STEADY:]), default=None)
+        return self.memory[-1].peak_allocated_bytes if len(self.memory) > STEADY else None
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        return max((step.peak_reserved_bytes for step in self.memory[STEADY:]), default=None)
+        return self.memory[-1].peak_reserved_bytes if len(self.memory) > STEADY else None
 
     def warnings(self) -> list[str]:
         """Why these numbers should not be trusted, by named thresholds, with what to do."""

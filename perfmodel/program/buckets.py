@@ -10,6 +10,7 @@ from perfmodel.workload.ops import TensorSpec
 
 FIRST_BUCKET_BYTES = MIB  # only where no cap is given
 DEFAULT_CAP_BYTES = 25 * MIB
+UNLIMITED = (2**63, 2**63)  # of the first step, before DDP knows in which order gradients become ready
 
 
 @dataclass(frozen=True)

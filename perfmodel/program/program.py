@@ -7,14 +7,14 @@ reference, so a step of many micro-batches costs no more memory than one of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, Trace
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
 
 COMPUTE = 0  # the stream on which operators run
 
@@ -75,7 +75,8 @@ class Program:
     """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
 
     edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
-    numbered after the trace's. persistent: what the strategy keeps in device memory, made after the model.
+    numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model;
+    before_second, after_second: likewise around the second step.
     """
 
     trace: Trace
@@ -85,7 +86,9 @@ class Program:
     first_edits: tuple[Edit, ...] = ()
     extra_operations: tuple[Operation, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    persistent: tuple[Storage, ...] = field(default=())
+    setup: tuple[Inserted, ...] = ()
+    before_second: tuple[Inserted, ...] = ()
+    after_second: tuple[Inserted, ...] = ()
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:

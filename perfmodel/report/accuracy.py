@@ -207,12 +207,19 @@ def _versions(provenance: dict[str, Any]) -> dict[str, str]:
     return {name: str(known[name]) for name in VERSION_KEYS if known.get(name) is not None}
 
 
+def _identity(case: Case) -> tuple[str, str]:
+    """Of a measurement, however it is told from others of its name."""
+    return case.name.partition(" (")[0], f"{case.measured.get('step', 0.0):.4g}"
+
+
 def worsened(card: Card, before: Card) -> list[str]:
     """A sentence for each class that got worse than in ``before`` by more than LARGEST_WORSENING, or that has vanished.
 
     Judged by the mean absolute error of the step time, the same without exact keys and at the measured host speed, and
-    of the memory peaks.
+    of the memory peaks, over the measurements that both cards have: a new one makes nothing worse.
     """
+    known = {_identity(case) for case in before.cases}
+    card = Card(tuple(case for case in card.cases if _identity(case) in known))
     found = []
     for quantity in ("step", WITHOUT_EXACT_KEYS, AT_MEASURED_HOST, "peak_allocated", "peak_reserved"):
         for group in [None, *before.groups]:

@@ -18,7 +18,8 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     """Everything that `perfmodel predict --json` prints.
 
     ``mfu`` is null where the profile has no datasheet peak; ``memory`` and ``fits`` where memory is not predicted (a
-    CPU). ``memory.ranks`` has one entry for each distinct rank; ``first_step`` creates the optimizer states.
+    CPU). ``memory.ranks`` has one entry for each distinct rank; ``first_step`` creates the optimizer states,
+    ``second_step`` may reach so much where DDP rebuilds its buckets in it (null elsewhere).
     """
     memory = prediction.memory
     return {
@@ -57,6 +58,7 @@ def _memory(memory: MemoryTimeline) -> dict[str, Any]:
         "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
         "retries": memory.retries,
         "first_step": _peaks(memory.first),
+        "second_step": None if memory.second is None else _peaks(memory.second),
         "ranks": [{"rank": 0, **rank}],
     }
 

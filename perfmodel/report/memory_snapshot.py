@@ -60,7 +60,7 @@ def _entries(program: Program, memory: MemoryTimeline, frames_at: dict[int, Fram
         stacks = _stacks(program, part)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for event, request_bytes, address, kind, _, reserved_after_bytes in rows:
-            frames = stacks[event] if event >= 0 else _MODEL_FRAMES
+            frames = stacks[event] if event >= 0 else _OUTSIDE[part]
             while reserved_bytes != reserved_after_bytes:
                 bought = next(segments)
                 reserved_bytes += bought.bytes if bought.action == "segment_alloc" else -bought.bytes
@@ -94,12 +94,15 @@ def _frame(name: str, place: str) -> dict[str, Any]:
     return {"name": name, "filename": place, "line": 0}
 
 
-_MODEL_FRAMES = [_frame("building the model and its inputs", "model")]
+_OUTSIDE = {
+    "model": [_frame("building the model and its inputs", "model")],
+    "wrapping": [_frame("what the strategy keeps", "wrapping")],
+}
 
 
 def _stacks(program: Program, part: str) -> list[Frames]:
     """For each instruction of the part's step: the operator it belongs to, the module or autograd node, the phase."""
-    if part == "model":
+    if part in ("model", "wrapping"):
         return []
     trace = program.trace
     if part == "first":

@@ -124,16 +124,24 @@ def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
         return [("memory", Text("does not fit", style="bold red"), _refusal(memory, device))]
     allocated, reserved = format_bytes(memory.peak_allocated_bytes), format_bytes(memory.peak_reserved_bytes)
     retries = f", {memory.retries} retries: time not predicted" if memory.retries else ""
-    return [
-        ("memory", f"{allocated} allocated", f"{reserved} reserved"),
-        ("fits", "yes", f"{format_bytes(memory.device_bytes)} of {device} in use{retries}"),
-    ]
+    rows: list[tuple[str, Text | str, str]] = [("memory", f"{allocated} allocated", f"{reserved} reserved")]
+    if memory.second is not None:
+        most = format_bytes(memory.second.peak_allocated_bytes)
+        rows.append(("step 2", f"up to {most}", "allocated, while buckets are rebuilt"))
+    rows.append(("fits", "yes", f"{format_bytes(memory.device_bytes)} of {device} in use{retries}"))
+    return rows
 
 
 def _refusal(memory: MemoryTimeline, device: str) -> str:
     refused = memory.out_of_memory
     assert refused is not None
-    where = {"model": "while the model is built", "first": "in the first step", "steady": "in a later step"}
+    where = {
+        "model": "while the model is built",
+        "wrapping": "while the model is wrapped",
+        "first": "in the first step",
+        "second": "in the second step",
+        "steady": "in a later step",
+    }
     return (
         f"{format_bytes(refused.requested_bytes)} more are asked for {where[memory.stopped_in or 'steady']}, "
         f"with {format_bytes(refused.reserved_bytes)} of {device} reserved"

@@ -26,6 +26,7 @@ from perfmodel.simulate.memory_actions import (
     inserted_actions,
     memory_scripts,
     persistent_actions,
+    with_inserted,
 )
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
 
@@ -61,6 +62,8 @@ class MemoryTimeline:
         Allocated by :class:`StorageKind` (rows) at each sample (columns). Temporaries include workspaces.
     first, steady : StepMemory
         Start and peaks of the first and of the steady step.
+    second : StepMemory or None
+        The most that the second may reach, where something is rebuilt in it.
     context_bytes : int
         Device memory outside the allocator.
     retries : int
@@ -68,9 +71,10 @@ class MemoryTimeline:
         without them is too short.
     out_of_memory : OutOfMemoryError or None
         The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
-        ``model``, ``first`` or ``steady``).
+        ``model``, ``wrapping``, ``first``, ``second`` or ``steady``).
     history : tuple of (str, MemoryColumns)
-        Everything that was asked, in order: ``model``, ``first``, then ``steady`` once or more.
+        Everything that was asked, in order: ``model`` (and its inputs), ``first``, then ``steady`` once or more;
+        ``wrapping`` is what a strategy asks for outside steps, ``second`` a step as in ``second``.
     allocator : CachingAllocator
         As the last step leaves it.
     """
@@ -80,6 +84,7 @@ class MemoryTimeline:
     reserved_bytes: np.ndarray
     kind_bytes: np.ndarray
     first: StepMemory
+    second: StepMemory | None
     steady: StepMemory
     context_bytes: int
     retries: int
@@ -101,7 +106,8 @@ class MemoryTimeline:
     @property
     def device_bytes(self) -> int:
         """What the device has in use for this process at its peak: segments and context."""
-        return max(self.first.peak_reserved_bytes, self.steady.peak_reserved_bytes) + self.context_bytes
+        steps = filter(None, (self.first, self.second, self.steady))
+        return max(step.peak_reserved_bytes for step in steps) + self.context_bytes
 
     @property
     def fits(self) -> bool:
@@ -161,13 +167,16 @@ class _Walk:
         self._sizes = _storage_bytes(program.trace)
         self._address_of: dict[int, int] = {}
         self._history: list[tuple[str, MemoryColumns]] = []
-        self._steps: list[StepMemory] = []
+        self._steps: dict[str, StepMemory] = {}  # by part, the last of each
 
     def run(self) -> None:
         trace = self._program.trace
-        self._part("model", [(-1, persistent_actions((*trace.persistent, *self._program.persistent)))])
+        self._build()
         self._step("first", trace.first, self._program.first_runs, self._program.first_edits)
         renamed = renamed_on_repeat(trace.steady, trace.steady.segments, self._sizes)
+        if self._program.before_second:
+            self._second_step()
+            self._rename(renamed)
         for count in range(MOST_STEADY_STEPS):
             if count:
                 self._rename(renamed)
@@ -176,6 +185,26 @@ class _Walk:
             if count and self._allocator.reserved_bytes == reserved_bytes:
                 break
 
+    def _build(self) -> None:
+        """The model, what wraps it, and then its inputs."""
+        persistent, setup = self._program.trace.persistent, self._program.setup
+        if not setup:
+            self._part("model", [(-1, persistent_actions(persistent))])
+            return
+        self._part("model", [(-1, persistent_actions(each for each in persistent if each.kind != StorageKind.INPUT))])
+        self._part("wrapping", [(-1, inserted_actions(setup))])
+        self._part("model", [(-1, persistent_actions(each for each in persistent if each.kind == StorageKind.INPUT))])
+
+    def _second_step(self) -> None:
+        """What is rebuilt is made before what it replaces is given up, which lives until nothing waits for it any
+        more: NCCL's watchdog looks every 100 ms, so it may be there all through this step. (Where the first step was
+        waited for, as when memory is measured, it may be gone before.)
+        """
+        program = self._program
+        self._part("wrapping", [(-1, inserted_actions(program.before_second))])
+        self._step("second", program.trace.steady, program.runs, program.edits)
+        self._part("wrapping", [(-1, inserted_actions(program.after_second))])
+
     def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]) -> None:
         allocator = self._allocator
         before = allocator.allocated_bytes
@@ -183,13 +212,16 @@ class _Walk:
         try:
             self._part(part, self._actions(events, runs, edits))
         finally:
-            self._steps.append(_step_memory(before, allocator))
+            self._steps[part] = _step_memory(before, allocator)
 
     def _actions(
         self, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]
     ) -> Iterator[tuple[int, Actions]]:
         """The actions of each run with the index of its first instruction, counting those of the trace only."""
         repeats = first_of_repeat(runs)
+        inserted: dict[int, list[Edit]] = {}
+        for edit in edits:
+            inserted.setdefault(edit.run, []).append(edit)
         renamed: list[tuple[int, int]] | None = None
         start = 0
         for position, run in enumerate(runs):
@@ -198,9 +230,9 @@ class _Walk:
                     again = [segment for segment in events.segments if segment.micro_batch == run.segment.micro_batch]
                     renamed = renamed_on_repeat(events, again, self._sizes)
                 self._rename(renamed)
-            yield start, self._writer.actions_of(events, run.segment)
+            own = self._writer.actions_of(events, run.segment)
+            yield start, with_inserted(own, inserted.get(position, ()), run.segment.start)
             start += run.segment.stop - run.segment.start
-            yield start - 1, inserted_actions(edit for edit in edits if edit.run == position)
 
     def _rename(self, pairs: list[tuple[int, int]]) -> None:
         for freed, made in pairs:
@@ -241,13 +273,14 @@ class _Walk:
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
         of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
         changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
-        steps = self._steps or [_step_memory(0, self._allocator)]
+        steps = list(self._steps.values()) or [_step_memory(0, self._allocator)]
         return MemoryTimeline(
             event=np.concatenate([[0], traced[columns.event]]) if len(traced) else np.zeros(1, dtype=np.int64),
             allocated_bytes=np.concatenate([[held.sum()], columns.allocated_bytes]),
             reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
             kind_bytes=np.cumsum(changes, axis=1),
             first=steps[0],
+            second=self._steps.get("second"),
             steady=steps[-1],
             context_bytes=self._context_bytes,
             retries=self._allocator.retries,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from perfmodel.hardware.profile import MemoryConstants, Profile
-from perfmodel.program.program import Edit, PhaseRun
+from perfmodel.program.program import Edit, Inserted, PhaseRun
 from perfmodel.simulate.temporaries import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
@@ -56,7 +57,7 @@ def _script(operation: Operation, profile: Profile, matmul_tf32: bool) -> Script
 
 
 def persistent_actions(storages: Iterable[Storage]) -> Actions:
-    """Building the model, its inputs, and what a strategy keeps."""
+    """Building the model and its inputs."""
     actions = Actions()
     for storage in storages:
         if storage.bytes:
@@ -64,14 +65,32 @@ def persistent_actions(storages: Iterable[Storage]) -> Actions:
     return actions
 
 
-def inserted_actions(edits: Iterable[Edit]) -> Actions:
-    """What a strategy asks for itself; its storages are gradients."""
-    actions = Actions()
+def with_inserted(actions: Actions, edits: Iterable[Edit], start: int) -> Actions:
+    """A segment's actions with what a strategy asks for itself between them; its storages are gradients.
+
+    start: the segment's first event. What is inserted belongs to the event before it.
+    """
+    result, done = Actions(), 0
     for edit in edits:
-        for row in edit.instructions:
-            if row.kind in (EventKind.ALLOC, EventKind.FREE):
-                size_bytes = row.b if row.kind == EventKind.ALLOC else 0
-                actions.add(size_bytes, row.a, int(StorageKind.GRADIENT), 0)
+        rows = inserted_actions(edit.instructions, edit.event - start - 1)
+        if not rows.event:
+            continue
+        at = bisect_left(actions.event, edit.event - start)
+        result.extend(actions, done, at)
+        result.extend(rows, 0, len(rows.event))
+        done = at
+    if not result.event:
+        return actions
+    result.extend(actions, done, len(actions.event))
+    return result
+
+
+def inserted_actions(rows: Iterable[Inserted], event: int = 0) -> Actions:
+    """What a strategy asks for, all at one event."""
+    actions = Actions()
+    for row in rows:
+        if row.kind in (EventKind.ALLOC, EventKind.FREE):
+            actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(StorageKind.GRADIENT), event)
     return actions
 
 

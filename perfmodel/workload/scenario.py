@@ -101,10 +101,13 @@ class ParallelismSection(_Section):
 
 
 class HardwareSection(_Section):
-    """profile: a catalog name or a file. gpus: in all, over the nodes."""
+    """profile: a catalog name or a file. gpus: in all, over the nodes. gpu_speeds: what each GPU does in the time in
+    which one of the profile does 1; None: all are alike.
+    """
 
     profile: str
     gpus: Count = 1
+    gpu_speeds: tuple[Annotated[float, Field(gt=0, le=100)], ...] | None = None
     nodes: Count = 1
     interconnect: str | None = None
 

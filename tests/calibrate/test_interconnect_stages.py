@@ -51,7 +51,11 @@ def test_collectives_of_two_ranks(tmp_path):
 def test_calls_of_two_ranks():
     found = measure(replace(QUICK, exact=(), stages=("calls", "collective calls"), passes=1, reference_s=1e-3), 120.0)
     names = {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
-    whole = names | {f"{name} async" for name in names} | {"wait", "ddp forward", "ddp parameter", "ddp bucket"}
+    whole = (
+        names
+        | {f"{name} async" for name in names}
+        | {"wait", "reference", "ddp forward", "ddp parameter", "ddp bucket"}
+    )
     assert set(found.interconnect.host) == whole
     assert all(found.interconnect.host[name].time_s > 0 for name in names)
     assert (found.interconnect.collectives, found.transfers) == ({}, {})

@@ -59,6 +59,16 @@ def test_what_was_measured_for_scenarios_can_be_left_out() -> None:
     assert collective_cost("all_reduce", 4, "float32", MIB, WIRES, exact=False).source == "exact"
 
 
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_links_twice_as_fast_halve_all_but_the_latency(ranks: int) -> None:
+    fast = WIRES.model_copy(update={"bandwidth_factor": 2.0})
+    latency_s = collective_cost("all_reduce", ranks, "float32", 1, WIRES).time_s
+    for size_bytes in (1, MIB // 3, MIB):
+        now, then = (collective_cost("all_reduce", ranks, "float32", size_bytes, wires) for wires in (WIRES, fast))
+        assert then.time_s == pytest.approx(latency_s + (now.time_s - latency_s) / 2)
+        assert (then.spread, then.source) == (now.spread, now.source)
+
+
 def test_a_size_in_a_rarer_dtype_is_exact_too() -> None:
     wires = Interconnect(backend="gloo", collectives={collective_key("broadcast", 2, "int64", 64): record(5e-5)})
     assert collective_cost("broadcast", 2, "float32", 64, wires).time_s == 5e-5

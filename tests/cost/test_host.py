@@ -19,6 +19,7 @@ from perfmodel.cost.host import (
     piece_key,
 )
 from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
+from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import Program, single_device_program
 from perfmodel.workload.ops import Operation, TensorSpec
@@ -353,6 +354,10 @@ def test_costs_follow_the_speed_of_the_host() -> None:
     profile = profile_of({"reference": 2000})
     assert host_slowness(profile, 3e-3) == pytest.approx(1.5)
     assert host_slowness(profile, None) == 1
+    wires = Interconnect(backend="nccl", host={"reference": CallRecord(time_s=1e-3)})
+    assert host_slowness(profile, None, wires) == pytest.approx(0.5)
+    assert host_slowness(profile, 3e-3, wires) == pytest.approx(1.5)
+    assert host_slowness(profile, None, Interconnect(backend="nccl")) == 1
     assert host_slowness(profile_of({}), 3e-3) == 1
 
 

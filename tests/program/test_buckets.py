@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.program.buckets import assign_buckets, bucket_limits
-from perfmodel.program.data_parallel import ddp_buckets
+from perfmodel.program.ddp import ddp_buckets
 from perfmodel.workload.models.build import build_module, make_inputs
 from perfmodel.workload.models.step import TrainingStep, make_optimizer
 from perfmodel.workload.ops import TensorSpec

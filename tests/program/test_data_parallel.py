@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
-from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
+from perfmodel.program.ddp import gradient_storages
+from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Inserted, Program
+from perfmodel.units import MIB
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Storage, StorageKind, Trace
@@ -74,7 +76,7 @@ def spelt(made: Program) -> list[str]:
 
 def test_one_rank_talks_to_nobody() -> None:
     made = data_parallel_program(scenario("ddp", dp=1), trace())
-    assert (made.edits, made.collectives, made.persistent) == ((), (), ())
+    assert (made.edits, made.collectives, made.setup, made.before_second) == ((), (), (), ())
 
 
 def test_naive_reduces_each_gradient_after_backward() -> None:
@@ -142,10 +144,55 @@ def test_ddp_copies_gradients_into_buckets_and_out_again() -> None:
         "copy_ <ddp parameter>",
         "op2",
     ]
-    assert [(storage.bytes, storage.kind) for storage in made.persistent] == [
-        (600, StorageKind.GRADIENT),
-        (1200, StorageKind.GRADIENT),
+
+
+def test_ddp_sends_its_state_makes_one_bucket_and_rebuilds_it_in_the_second_step() -> None:
+    made = program("ddp", bucket_cap_mb=500 / 2**20)
+
+    def bytes_of(rows: tuple[Inserted, ...]) -> list[int]:
+        return [row.b if row.kind == EventKind.ALLOC else -row.a for row in rows]
+
+    shared, _, bucket = (row.a for row in made.setup)
+    assert bytes_of(made.setup) == [1800, -shared, 1800]
+    assert bytes_of(made.before_second) == [600, 1200]
+    assert bytes_of(made.after_second) == [-bucket]
+
+
+def test_state_is_sent_in_copies_of_which_two_are_there_at_once() -> None:
+    large = tuple(Parameter(f"p{index}", TensorSpec.parse(f"float32[{70 * 2**20}]"), index) for index in range(3))
+    made = data_parallel_program(scenario("ddp"), replace(trace(), parameters=large))
+    first, second, third = (row.a for row in made.setup if row.kind == EventKind.ALLOC and row.b == 280 * MIB)
+    assert [(row.kind, row.a) for row in made.setup[:6]] == [
+        (EventKind.ALLOC, first),
+        (EventKind.ALLOC, second),
+        (EventKind.FREE, first),
+        (EventKind.ALLOC, third),
+        (EventKind.FREE, second),
+        (EventKind.FREE, third),
     ]
+
+
+def test_a_gradient_that_becomes_a_view_gives_its_own_memory_back() -> None:
+    step = traced_gradients()
+    made = data_parallel_program(scenario("ddp", gradient_as_bucket_view=True), step)
+    words = spelt(made)
+    assert [word for word in words if word.startswith(("alloc", "mul", "free"))] == [
+        "alloc 52", "alloc 50", "mul <ddp parameter>", "free 52", "mul <ddp parameter>", "free 50",
+        "alloc 51", "mul <ddp parameter>", "free 51",
+    ]  # fmt: skip
+    assert [row.a for edit in made.first_edits for row in edit.instructions] == [52, 50, 51]
+    assert gradient_storages(step, step.steady) == {0: 50, 1: 51, 2: 52}
+
+
+def traced_gradients() -> Trace:
+    """Gradients of parameters 0, 1, 2 in storages 50, 51, 52."""
+    rows = [(EventKind.ALLOC, 52, 200), (EventKind.ALLOC, 50, 400), (EventKind.GRAD_READY, 2, 0)]
+    rows += [(EventKind.GRAD_READY, 0, 0), (EventKind.ALLOC, 51, 1200), (EventKind.GRAD_READY, 1, 0)]
+    kind, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
+    segments = (Segment("forward", 0, 0, 0), Segment("backward", 0, 0, len(rows)))
+    step = StepEvents(kind, a, b, segments)
+    kinds = dict.fromkeys((50, 51, 52), StorageKind.GRADIENT)
+    return replace(trace(), first=step, steady=step, storage_kinds=kinds)
 
 
 def test_gradients_that_are_views_of_buckets_are_not_copied_out() -> None:

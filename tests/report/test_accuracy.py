@@ -221,3 +221,9 @@ def test_refused_cards(tmp_path: Path, data: object, sentence: str) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(PerfModelError, match=sentence):
         load_card(path)
+
+
+def test_new_measurements_make_nothing_worse() -> None:
+    before = Card((case("a", "fp32", "tuning", 0.01),))
+    more = (case("a (node-1)", "fp32", "tuning", 0.01), case("b", "fp32", "tuning", 0.5, measured={"step": 7.0}))
+    assert worsened(Card(more), before) == []

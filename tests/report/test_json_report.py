@@ -28,6 +28,7 @@ def test_contracted_keys() -> None:
         },
         "retries": 0,
         "first_step": PEAKS,
+        "second_step": None,
         "ranks": [{"rank": 0, **PEAKS, "device_bytes": 20 * MIB}],
     }
     assert report["fits"] is True

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
-from perfmodel.program.program import Program, single_device_program
+from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.simulate.memory_actions import Actions, with_inserted
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
@@ -140,6 +142,28 @@ def test_training_step_in_closed_form() -> None:
     assert timeline.kind_bytes.sum(axis=0).tolist() == timeline.allocated_bytes.tolist()
     assert (timeline.device_bytes, timeline.fits, timeline.retries) == (170 * MIB, True, 0)
     assert [part for part, _ in timeline.history] == ["model", "first", "steady", "steady"]
+
+
+def test_what_is_rebuilt_is_there_twice_in_the_second_step() -> None:
+    plain = simulate_memory(training_program(), profile_of())
+    kept, rebuilt = Inserted(ALLOC, 90, 16 * MIB), Inserted(ALLOC, 91, 14 * MIB)
+    program = replace(
+        training_program(), setup=(kept,), before_second=(rebuilt,), after_second=(Inserted(FREE, kept.a),)
+    )
+    timeline = simulate_memory(program, profile_of())
+    assert timeline.first.peak_allocated_bytes == plain.first.peak_allocated_bytes + 16 * MIB
+    assert timeline.second is not None
+    assert timeline.second.peak_allocated_bytes == plain.peak_allocated_bytes + 30 * MIB
+    assert timeline.peak_allocated_bytes == plain.peak_allocated_bytes + 14 * MIB
+    assert timeline.device_bytes == timeline.second.peak_reserved_bytes
+    assert timeline.allocated_bytes[-1] == timeline.allocated_bytes[0]
+
+
+def test_what_a_strategy_asks_for_lies_between_the_traces_own_requests() -> None:
+    own = Actions([4, 0, 8], [1, 1, 2], [5, 5, 5], [0, 2, 2])
+    edits = [Edit(0, 12, (Inserted(ALLOC, 7, 16), Inserted(EventKind.OP, 3))), Edit(0, 13, (Inserted(FREE, 7),))]
+    assert with_inserted(own, edits, 10) == Actions([4, 16, 0, 8, 0], [1, 7, 1, 2, 7], [5, 3, 5, 5, 3], [0, 1, 2, 2, 2])
+    assert with_inserted(own, [Edit(0, 12, (Inserted(EventKind.OP, 3),))], 10) is own
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 7])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrate.ranks import Launch, run_ranks
-from perfmodel.program.data_parallel import ddp_buckets
+from perfmodel.program.ddp import ddp_buckets
 from perfmodel.workload.trace_store import get_trace
 from validate.data_parallel import FORMS
 

@@ -1,0 +1,113 @@
+"""What strategies write programs with: instructions put between those of a single device's step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, PhaseRun, Program
+from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
+
+COMMUNICATION = 1  # the stream of the data-parallel communicator
+
+
+class Editor:
+    """Collects what is put into a program."""
+
+    def __init__(self, program: Program, ranks: int) -> None:
+        self.program, self.trace, self.ranks = program, program.trace, ranks
+        self.gradients = [index for index, parameter in enumerate(program.trace.parameters) if parameter.requires_grad]
+        self._operations: dict[Operation, int] = {}
+        self._collectives: dict[Collective, int] = {}
+        self._marks = 0
+        self._edits: list[Edit] = []
+        self._next_storage = 1 + max(
+            [storage.id for storage in program.trace.persistent] + list(program.trace.storage_kinds), default=0
+        )
+
+    @property
+    def last_backward(self) -> int:
+        """Index of the last backward among the runs."""
+        return max(index for index, run in enumerate(self.program.runs) if run.phase == "backward")
+
+    def launch(self, operation: Operation, call: str, share: float = 1.0) -> Inserted:
+        number = self._operations.setdefault(operation, len(self._operations))
+        return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, call=call, share=share)
+
+    def all_reduce(self, tensor: TensorSpec) -> Inserted:
+        """Synchronous, on the compute stream."""
+        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes), call="all_reduce")
+
+    def beside(
+        self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
+    ) -> tuple[tuple[Inserted, ...], int]:
+        """Asynchronous, on the communicator's stream after what the compute stream was given so far; and the mark of
+        its end.
+        """
+        before, after = self._mark(), self._mark()
+        rows = (
+            Inserted(RECORD, before),
+            Inserted(WAIT, before, stream=COMMUNICATION),
+            Inserted(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=COMMUNICATION, call=call),
+            Inserted(RECORD, after, stream=COMMUNICATION),
+        )
+        return rows, after
+
+    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce") -> int:
+        collective = Collective(kind, dtype, size_bytes, self.ranks)
+        return self._collectives.setdefault(collective, len(self._collectives))
+
+    def _mark(self) -> int:
+        self._marks += 1
+        return self._marks - 1
+
+    def new_storage(self) -> int:
+        self._next_storage += 1
+        return self._next_storage - 1
+
+    def edit(self, run: int, event: int, *instructions: Inserted) -> None:
+        if instructions:
+            self._edits.append(Edit(run, event, instructions))
+
+    def add_phase(self, phase: str, *instructions: Inserted) -> None:
+        """A phase of inserted instructions alone, after the last backward of the steady and of the first step."""
+        runs, edit = _with_phase(self.program.runs, phase, instructions)
+        first_runs, first_edit = _with_phase(self.program.first_runs, phase, instructions)
+        self.program = replace(self.program, runs=runs, first_runs=first_runs, first_edits=(first_edit,))
+        self._edits.append(edit)
+
+    def edit_first(self, run: int, event: int, *instructions: Inserted) -> None:
+        """The same for the first step, of which only memory is simulated."""
+        more = (*self.program.first_edits, Edit(run, event, instructions))
+        self.program = replace(self.program, first_edits=more)
+
+    def finish(self) -> Program:
+        return replace(
+            self.program,
+            edits=tuple(sorted(self._edits, key=lambda edit: (edit.run, edit.event))),
+            extra_operations=tuple(self._operations),
+            collectives=tuple(self._collectives),
+        )
+
+
+def _with_phase(
+    runs: tuple[PhaseRun, ...], phase: str, instructions: tuple[Inserted, ...]
+) -> tuple[tuple[PhaseRun, ...], Edit]:
+    at = 1 + max(index for index, run in enumerate(runs) if run.phase == "backward")
+    event = runs[at - 1].segment.stop
+    run = PhaseRun(phase, -1, Segment(phase, -1, event, event))
+    return (*runs[:at], run, *runs[at:]), Edit(at, event, instructions)
+
+
+def ready_gradients(events: StepEvents) -> list[tuple[int, int]]:
+    """Parameters as their gradients become ready in the last micro-batch, each with the event after it."""
+    segment = [each for each in events.segments if each.phase == "backward"][-1]
+    ready = segment.start + np.flatnonzero(events.kind[segment.start : segment.stop] == EventKind.GRAD_READY)
+    return [(int(events.a[event]), event + 1) for event in ready.tolist()]
+
+
+def vector(count: int, dtype: str) -> TensorSpec:
+    """A flat tensor of so many elements."""
+    return TensorSpec((count,), contiguous_stride((count,)), dtype)
