@@ -329,6 +329,18 @@ def show(name: str) -> None:
     _print(profile_report(load_profile(find_profile(name))))
 
 
+@profile.command(name="import")
+@click.argument("profile_file", metavar="PROFILE", type=FILE)
+@click.argument("measurements", metavar="FILE", type=FILE)
+@click.option("--interconnect", metavar="NAME", help="Where collectives belong; the machine's own if left out.")
+def import_(profile_file: Path, measurements: Path, interconnect: str | None) -> None:
+    """Put FILE, the output of nccl-tests or of `nvbandwidth -j`, into PROFILE."""
+    from calibrate.imported import import_measurements
+
+    import_measurements(profile_file, measurements, interconnect)
+    _wrote([profile_file])
+
+
 @main.command()
 @click.argument("kind", default="scenario")
 def schema(kind: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from calibrate.coupling import fit_couplings
 from calibrate.interconnects import environment, members, nodes_of
 from perfmodel.cost.segments import fit_curves
+from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
     COLLECTIVES,
@@ -28,6 +29,7 @@ from perfmodel.hardware.interconnect import (
     TransferRecord,
 )
 from perfmodel.hardware.profile import Profile
+from perfmodel.hardware.topology_matrix import nvidia_smi
 from perfmodel.program.program import Collective
 from perfmodel.units import GIB, KIB, MIB
 
@@ -76,16 +78,20 @@ class Found:
     contention: dict[str, Any] = field(default_factory=dict)
     transfers: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+    topology: str | None = None
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stages found, for :func:`merged`. transfers: empty unless that stage was asked for."""
+    """What the stages found, for :func:`merged`. transfers: empty unless that stage was asked for. topology: what
+    ``nvidia-smi topo -m`` prints.
+    """
 
     interconnect: Interconnect
     transfers: dict[str, TransferRecord]
     stages_s: dict[str, float]
+    topology: str | None = None
 
 
 def measure_interconnect(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
@@ -166,7 +172,7 @@ def measured_in(path: Path, request: Request) -> Measured:
         }
     )
     transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
-    return Measured(interconnect, transfers, found.stages_s)
+    return Measured(interconnect, transfers, found.stages_s, found.topology)
 
 
 def merged(
@@ -379,6 +385,13 @@ class Worker:
         self.ranks.together()
 
 
+def _topology() -> str | None:
+    try:
+        return nvidia_smi("topo", "-m")
+    except PerfModelError:  # a container may lack the program; nothing is predicted from it
+        return None
+
+
 def run_stages(worker: Worker, result: Path) -> None:
     """All stages of one rank; rank 0 writes down what was found after each."""
     from calibrate.machine import machine_facts
@@ -387,6 +400,7 @@ def run_stages(worker: Worker, result: Path) -> None:
     if ranks.rank == 0:
         measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         worker.found.provenance = machine_facts(worker.request.device) | {"measured_at": measured_at}
+        worker.found.topology = _topology() if worker.request.device == "cuda" else None
     for stage, run in worker.stages():
         began_s = time.perf_counter()
         run()

@@ -89,6 +89,8 @@ def calibrate_interconnect(
     kept.unlink()
     interconnect, stages_s = found.interconnect, found.stages_s
     profile = merged(profile, name, interconnect, found.transfers)
+    if found.topology is not None:
+        profile = profile.model_copy(update={"topology": found.topology})
     seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
     profile = profile.model_copy(
         update={

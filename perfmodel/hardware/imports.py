@@ -238,6 +238,14 @@ def _json_row(result: dict[str, Any], program: str, ranks: int, iterations: int)
     )
 
 
+def is_nvbandwidth(path: Path) -> bool:
+    """Whether a file looks like output of nvbandwidth; False where it cannot be read."""
+    try:
+        return '"nvbandwidth"' in path.read_text(errors="replace")
+    except OSError:
+        return False
+
+
 def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str, TransferRecord]:
     """Copies of the JSON output of nvbandwidth: seconds = bytes of its buffer / median bandwidth of the devices.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.files import read_json, upgrade, write_atomically
 from perfmodel.hardware.measurement import Measurement
+from perfmodel.report.choices import settings_of
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario import workload_digest
 
@@ -55,7 +56,7 @@ class Case:
     """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
     what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
     lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
-    samples of the host's speed beside the steps.
+    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.report.choices`.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Case:
     versions: dict[str, str]
     scenario_digest: str
     host_reference_s: tuple[float, ...] = ()
+    settings: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def error(self, quantity: str) -> float | None:
         """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
@@ -175,6 +177,7 @@ def _case(pair: Pair) -> Case:
         versions=_versions(measurement.provenance),
         scenario_digest=workload_digest({key: value for key, value in measurement.scenario.items() if key != "name"}),
         host_reference_s=measurement.host_reference_s,
+        settings=settings_of(measurement.scenario),
     )
 
 
@@ -288,7 +291,8 @@ def load_card(path: Path) -> Card:
 
 
 def _loaded(case: dict[str, Any]) -> Case:
-    return Case(**{**case, "host_reference_s": tuple(case.get("host_reference_s", ()))})
+    settings = {name: (digest, value) for name, (digest, value) in case.get("settings", {}).items()}
+    return Case(**{**case, "host_reference_s": tuple(case.get("host_reference_s", ())), "settings": settings})
 
 
 def _rounded(value: Any) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BAND = 0.05
-MARKERS = {"tuning": "o", "held-out": "D"}
+SHAPES = ("o", "s", "^", "D")  # the next, where classes have used all colours once
 PICTURES = {
     "step": ("step time", MS, "ms"),
     "peak_allocated": ("peak memory allocated", GIB, "GiB"),
@@ -50,7 +50,7 @@ def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
 
 
 def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
-    """Each case as a point, diamonds held out, on logarithmic axes with the diagonal and its ±5 % band."""
+    """Each case as a point, held-out ones filled, on logarithmic axes with the diagonal and its ±5 % band."""
     ax = axes_or_new(ax)
     _, scale, unit = PICTURES[quantity]
     cases = [case for case in card.cases if case.error(quantity) is not None]
@@ -58,13 +58,14 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
     ends = np.array([min(values) / 1.5, max(values) * 1.5])
     ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#DDDDDD", label="±5 %")
     ax.plot(ends, ends, color="black", linewidth=1)
-    for (group, split), members in _by_group_and_split(cases).items():
+    for group in card.groups:
+        members = [case for case in cases if case.group == group]
         x = [case.measured[quantity] / scale for case in members]
         y = [case.predicted[quantity] / scale for case in members]
-        label = f"{group}, {split}"
-        ax.scatter(
-            x, y, s=90, color=_colour(card, group), marker=MARKERS[split], edgecolor="white", label=label, zorder=3
-        )
+        fills = [_fill(card, case) for case in members]
+        colour, shape = _style(card, group)
+        ax.scatter(x, y, s=80, c=fills, edgecolor=colour, marker=shape, linewidth=1.5, zorder=3)
+        ax.scatter([], [], s=80, color=colour, marker=shape, label=group)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _plain_ticks(ax)
@@ -73,6 +74,8 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
     ax.set_aspect("equal")
     ax.set_xlabel(f"measured, {unit}")
     ax.set_ylabel(f"predicted, {unit}")
+    if any(case.split == "tuning" for case in cases):
+        ax.scatter([], [], s=80, c="white", edgecolor="black", linewidth=1.5, label="open: tuning")
     ax.legend(loc="upper left", frameon=False, fontsize=12)
     return ax
 
@@ -96,22 +99,22 @@ def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> A
     for row, case in enumerate(cases):
         error = case.error(quantity)
         assert error is not None
-        ax.plot(100 * error, row, MARKERS[case.split], color=_colour(card, case.group), markersize=9)
+        colour, shape = _style(card, case.group)
+        ax.plot(100 * error, row, shape, markeredgecolor=colour, markerfacecolor=_fill(card, case), markersize=9)
     ax.set_yticks(range(len(cases)), [f"{case.name}{' *' if case.split == 'held-out' else ''}" for case in cases])
     ax.set_ylim(len(cases) - 0.4, -0.6)
     farthest = max(abs(case.error(quantity) or 0.0) for case in cases)
     ax.set_xlim(-110 * max(BAND, farthest), 110 * max(BAND, farthest))
-    ax.set_xlabel("error, %; the band is ±5 %, diamonds and * are held out")
+    ax.set_xlabel("error, %; the band is ±5 %, filled and * are held out")
     ax.grid(axis="y", color="#DDDDDD", zorder=0)
     return ax
 
 
-def _by_group_and_split(cases: list[Case]) -> dict[tuple[str, str], list[Case]]:
-    found: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        found.setdefault((case.group, case.split), []).append(case)
-    return found
+def _style(card: Card, group: str) -> tuple[str, str]:
+    """Colour and shape of a class."""
+    index = card.groups.index(group)
+    return COLOURS[index % len(COLOURS)], SHAPES[index // len(COLOURS) % len(SHAPES)]
 
 
-def _colour(card: Card, group: str) -> str:
-    return COLOURS[card.groups.index(group) % len(COLOURS)]
+def _fill(card: Card, case: Case) -> str:
+    return _style(card, case.group)[0] if case.split == "held-out" else "white"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from perfmodel.report.accuracy import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
+from perfmodel.report.choices import choices
 from perfmodel.units import format_bytes, format_seconds
+
+NEAR = 0.01  # of the best time
 
 INTRODUCTION = """# Accuracy
 
@@ -51,7 +55,7 @@ def accuracy_markdown(card: Card) -> str:
     """The whole of ACCURACY.md."""
     parts = [INTRODUCTION]
     parts += [_section(card, quantity, title, remark) for quantity, title, remark in SECTIONS]
-    parts += [_every_case(card), _interval_coverage(card), _noise_floor(card), _versions(card)]
+    parts += [_choices(card), _every_case(card), _interval_coverage(card), _noise_floor(card), _versions(card)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -128,6 +132,43 @@ def _wander_of(profile: str, samples_s: list[float]) -> str:
 def _statistics_cells(name: str, found: Statistics) -> list[str]:
     percentages = [f"{value:.2%}" for value in (found.mean, found.median, found.p95)]
     return [name, str(found.cases), *percentages, f"{found.worst:+.2%}", found.worst_case, f"{found.bias:+.2%}"]
+
+
+def _choices(card: Card) -> str:
+    found = choices(card.cases)
+    if not found:
+        return ""
+    right = sum(each.best == each.chosen for each in found)
+    near = sum(each.costs <= NEAR for each in found)
+    remark = (
+        f"Where only one setting differs, does the prediction choose what is fastest? It does in {right} of "
+        f"{len(found)} choices, and in {near} within {NEAR:.0%} of the fastest. Values stand in measured order, each "
+        "with its measured and (predicted) time."
+    )
+    rows = [
+        [
+            each.setting.partition(".")[2],
+            _alike([case.name for case in each.cases.values()]),
+            each.best,
+            each.chosen,
+            f"{each.costs:+.2%}",
+            "yes" if each.order_is_right else "no",
+            ", ".join(_both_times(value, case) for value, case in each.cases.items()),
+        ]
+        for each in found
+    ]
+    head = ("setting", "cases", "fastest", "chosen", "costs", "order right", "measured and predicted")
+    return "\n\n".join(["## Choices", remark, _table(head, rows)])
+
+
+def _both_times(value: str, case: Case) -> str:
+    return f"{value}: {format_seconds(case.measured['step'])} ({format_seconds(case.predicted['step'])})"
+
+
+def _alike(names: Sequence[str]) -> str:
+    """The words that all names begin with."""
+    columns = zip(*(name.partition(" (")[0].split("-") for name in names), strict=False)
+    return "-".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _every_case(card: Card) -> str:

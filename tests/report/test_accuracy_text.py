@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.report.accuracy import Card
+from perfmodel.report.accuracy import Card, Case
 from perfmodel.report.accuracy_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
 from perfmodel.report.text import rendered
 from tests.report.test_accuracy import CARD, case
@@ -80,6 +80,19 @@ Scenarios measured more than once, and how far their medians lie apart:
 
 def test_whole_card() -> None:
     assert accuracy_markdown(TWO) == WHOLE
+
+
+def test_what_would_have_been_chosen() -> None:
+    def bucket(size: str, measured_s: float, predicted_s: float) -> Case:
+        sides = {"measured": {"step": measured_s}, "predicted": {"step": predicted_s}}
+        settings = {"parallelism.bucket_cap_mb": ("rest", size)}
+        return case(f"gpt-large-ddp4-bucket{size}", "ddp", "tuning", 0.0, settings=settings, **sides)
+
+    card = Card((bucket("1", 0.3, 0.2), bucket("25", 0.2, 0.21)))
+    text = accuracy_markdown(card)
+    assert "It does in 0 of 1 choices, and in 0 within 1% of the fastest." in text
+    row = "| bucket_cap_mb | gpt-large-ddp4 | 25 | 1 | +50.00% | no | 25: 200 ms (210 ms), 1: 300 ms (200 ms) |"
+    assert row in text.splitlines()
 
 
 def test_cases_that_the_grid_does_not_cover_are_counted() -> None:

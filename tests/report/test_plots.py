@@ -117,11 +117,18 @@ def test_files(tmp_path: Path) -> None:
 
 def test_predicted_against_measured() -> None:
     ax = plot_predicted_against_measured(CARD)
-    band, *points = ax.collections
-    assert len(points) == len(CARD.cases)  # each class and split has one case here
-    assert {tuple(point.get_offsets()[0]) for point in points} == {
-        (1000.0, 1000 * found.predicted["step"]) for found in CARD.cases
+    band, *classes = ax.collections
+    drawn = {
+        (*place, "open" if tuple(fill) == (1, 1, 1, 1) else "filled")
+        for points in classes
+        for place, fill in zip(points.get_offsets().tolist(), points.get_facecolors().tolist(), strict=False)
     }
+    assert drawn == {
+        (1000.0, 1000 * found.predicted["step"], "filled" if found.split == "held-out" else "open")
+        for found in CARD.cases
+    }
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["±5 %", *CARD.groups, "open: tuning"]
     corners = band.get_paths()[0].vertices
     assert (corners[:, 1] / corners[:, 0]).min() == pytest.approx(0.95)
     assert (corners[:, 1] / corners[:, 0]).max() == pytest.approx(1.05)

@@ -1,0 +1,66 @@
+"""`perfmodel profile import`: measurements of other tools in a profile, where they stand beside its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfmodel.cost.segments import fit_curves
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth, is_nvbandwidth
+from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.profile import Profile, load_profile, save_profile
+
+
+def import_measurements(output: Path, file: Path, interconnect: str | None = None) -> Profile:
+    """Put what nccl-tests or nvbandwidth measured into the profile ``output``.
+
+    Sizes that it had already are replaced; curves are fitted again.
+
+    Parameters
+    ----------
+    output : Path
+        A profile of the machine that was measured.
+    file : Path
+        What a program of nccl-tests printed (or wrote with ``-J``), or what ``nvbandwidth -j`` printed.
+    interconnect : str, optional
+        The name under which collectives go; by default, the machine's own.
+
+    Raises
+    ------
+    PerfModelError
+        If either file cannot be read, or collectives have no name to go under. The profile then stays as it is.
+    """
+    profile = load_profile(output)
+    if is_nvbandwidth(file):
+        changed = profile.model_copy(update={"transfers": profile.transfers | import_nvbandwidth(file)})
+    else:
+        changed = _with_collectives(profile, file, interconnect or profile.interconnect, output)
+    save_profile(changed, output)
+    return changed
+
+
+def _with_collectives(profile: Profile, file: Path, name: str | None, output: Path) -> Profile:
+    if name is None:
+        raise PerfModelError(
+            f"{output}: collectives must go under the name of an interconnect (the profile has none). Give "
+            "--interconnect, for example nvlink."
+        )
+    found = import_nccl_tests(file)
+    before = profile.interconnects.get(name) or Interconnect(backend="nccl")
+    records = before.collectives | found
+    imported = [*before.provenance.get("imported", []), file.name]
+    made = before.model_copy(
+        update={
+            "collectives": records,
+            "segments": fit_curves(records),
+            "provenance": before.provenance | {"imported": imported},
+        }
+    )
+    ranks = max(int(key.split()[1]) for key in found)
+    return profile.model_copy(
+        update={
+            "interconnects": profile.interconnects | {name: made},
+            "interconnect": profile.interconnect or name,
+            "gpus": max(profile.gpus, ranks),
+        }
+    )

@@ -1,0 +1,78 @@
+"""What a prediction would have chosen among measured configurations, and what that choice costs.
+
+Measurements that differ in one setting alone are one choice: buckets of several sizes, or several strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.workload.scenario import workload_digest
+
+if TYPE_CHECKING:
+    from perfmodel.report.accuracy import Case
+
+SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy")
+DEFAULT = "default"
+
+
+def settings_of(scenario: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """By setting: a digest of all others, and its value.
+
+    >>> settings_of({"parallelism": {"strategy": "ddp"}})["parallelism.strategy"][1]
+    'ddp'
+    """
+    found = {}
+    for setting in SETTINGS:
+        section, _, key = setting.partition(".")
+        rest = {name: value for name, value in scenario.items() if name != "name"}
+        values = dict(rest.get(section, {}))
+        value = values.pop(key, DEFAULT)
+        shown = f"{value:g}" if isinstance(value, (int, float)) else str(value)
+        found[setting] = (workload_digest(rest | {section: values}), shown)
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """setting: what the cases differ in. cases: by value, in order of the measured time."""
+
+    setting: str
+    cases: dict[str, Case]
+
+    @property
+    def best(self) -> str:
+        """The value that is fastest."""
+        return next(iter(self.cases))
+
+    @property
+    def chosen(self) -> str:
+        """The value that is predicted to be fastest."""
+        return min(self.cases, key=lambda value: self.cases[value].predicted["step"])
+
+    @property
+    def costs(self) -> float:
+        """By how much the measured step of the chosen value is longer than the best."""
+        return self.cases[self.chosen].measured["step"] / self.cases[self.best].measured["step"] - 1
+
+    @property
+    def order_is_right(self) -> bool:
+        """Whether the prediction puts all values into the measured order."""
+        times_s = [case.predicted["step"] for case in self.cases.values()]
+        return times_s == sorted(times_s)
+
+
+def choices(cases: Iterable[Case]) -> list[Choice]:
+    """All choices with at least two values; of several measurements of one value the first counts."""
+    found: dict[tuple[str, str], dict[str, Case]] = {}
+    for case in cases:
+        for setting, (digest, value) in case.settings.items():
+            found.setdefault((setting, digest), {}).setdefault(value, case)
+    made = [
+        Choice(setting, dict(sorted(values.items(), key=lambda item: item[1].measured["step"])))
+        for (setting, _), values in found.items()
+        if len(values) > 1
+    ]
+    return sorted(made, key=lambda each: (each.setting, min(case.name for case in each.cases.values())))

@@ -1,0 +1,65 @@
+"""Measurements of other tools in a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.imported import import_measurements
+from perfmodel.cost.collectives import collective_cost
+from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.transfers import transfer_cost
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth
+from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect
+from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
+
+DATA = Path(__file__).parents[1] / "data" / "imports"
+NCCL, NVBANDWIDTH = DATA / "nccl-tests.txt", DATA / "nvbandwidth.json"
+EMPTY = Profile(name="toy", device=Device(kind="cuda", name="Toy GPU", memory_bytes=2**30))
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.json"
+    save_profile(EMPTY, path)
+    return path
+
+
+def test_collectives_go_under_their_interconnect_with_curves(output: Path) -> None:
+    import_measurements(output, NCCL, "nvlink")
+    found, records = load_profile(output), import_nccl_tests(NCCL)
+    wires = found.interconnects["nvlink"]
+    assert (wires.collectives, wires.segments) == (records, fit_curves(records))
+    assert wires.provenance == {"imported": ["nccl-tests.txt"]}
+    assert (found.interconnect, found.gpus) == ("nvlink", max(int(key.split()[1]) for key in records))
+    kind, ranks, dtype, size_bytes = next(key for key, each in records.items() if each.time_s is not None).split()
+    cost = collective_cost(kind, int(ranks), dtype, int(size_bytes), wires)
+    assert (cost.time_s, cost.source) == (records[f"{kind} {ranks} {dtype} {size_bytes}"].time_s, "exact")
+
+
+def test_what_was_measured_otherwise_stays(output: Path) -> None:
+    own = {"all_reduce 2 float32 12345": CollectiveRecord(time_s=1.0)}
+    before = Interconnect(backend="nccl", collectives=own, provenance={"gpus": 2})
+    save_profile(EMPTY.model_copy(update={"interconnects": {"mine": before}, "interconnect": "mine"}), output)
+    import_measurements(output, NCCL)
+    wires = load_profile(output).interconnects["mine"]
+    assert wires.collectives == own | import_nccl_tests(NCCL)
+    assert wires.provenance == {"gpus": 2, "imported": ["nccl-tests.txt"]}
+
+
+def test_copies_go_to_the_transfers(output: Path) -> None:
+    import_measurements(output, NVBANDWIDTH)
+    found = load_profile(output)
+    assert found.transfers == import_nvbandwidth(NVBANDWIDTH)
+    assert transfer_cost("h2d", "pinned", 2**20, found).time_s > 0
+
+
+def test_collectives_need_a_name(output: Path) -> None:
+    before = output.read_bytes()
+    with pytest.raises(PerfModelError, match="collectives must go under the name of an interconnect"):
+        import_measurements(output, NCCL)
+    with pytest.raises(PerfModelError, match="nothing-here"):
+        import_measurements(output, output.with_name("nothing-here"), "nvlink")
+    assert output.read_bytes() == before

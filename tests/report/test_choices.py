@@ -1,0 +1,56 @@
+"""What predictions would have chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.report.accuracy import Case
+from perfmodel.report.choices import choices, settings_of
+
+
+def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> Case:
+    scenario = {"name": name, "model": {"family": "gpt"}, "parallelism": {"dp": 4, "strategy": "ddp"} | parallelism}
+    return Case(
+        name=name,
+        group="ddp",
+        split="tuning",
+        measured={"step": measured_s},
+        predicted={"step": predicted_s},
+        spread=0.0,
+        steps=10,
+        in_interval=True,
+        profile="toy",
+        versions={},
+        scenario_digest=name,
+        settings=settings_of(scenario),
+    )
+
+
+CASES = [
+    case("b1", 1.00, 1.3, bucket_cap_mb=1.0),
+    case("b25", 0.90, 1.1, bucket_cap_mb=25.0),
+    case("b25 (again)", 5.0, 5.0, bucket_cap_mb=25.0),
+    case("b100", 0.95, 1.0, bucket_cap_mb=100.0),
+    case("default", 0.97, 1.2),
+    case("naive", 1.40, 0.9, strategy="naive"),
+    case("two ranks", 0.5, 0.5, dp=2, bucket_cap_mb=1.0),
+]
+
+
+def test_cases_that_differ_in_one_setting_are_a_choice() -> None:
+    buckets, strategies = choices(CASES)
+    assert (buckets.setting, list(buckets.cases)) == ("parallelism.bucket_cap_mb", ["25", "100", "default", "1"])
+    assert (buckets.best, buckets.chosen, buckets.order_is_right) == ("25", "100", False)
+    assert abs(buckets.costs - (0.95 / 0.90 - 1)) < 1e-12
+    assert buckets.cases["25"].name == "b25"
+    assert (strategies.setting, list(strategies.cases)) == ("parallelism.strategy", ["ddp", "naive"])
+    assert (strategies.best, strategies.chosen, strategies.order_is_right) == ("ddp", "naive", False)
+
+
+def test_the_right_choice_costs_nothing() -> None:
+    (only,) = choices([CASES[0], CASES[1]])
+    assert (only.best, only.chosen, only.costs, only.order_is_right) == ("25", "25", 0.0, True)
+
+
+def test_a_case_alone_is_no_choice() -> None:
+    assert choices(CASES[-1:]) == []
