@@ -31,6 +31,7 @@ KIND_OF_KERNEL = {
     "gemm_bf16_2048": "gemm_bf16_small",
     "gemm_fp32_2048x5120x1280": "gemm_fp32_small",
     "add_256MiB": "pointwise",
+    "conv_tf32": "convolution",
     "attention_bf16": "attention",
     "layer_norm": "row",
     "adamw_foreach": "optimizer",

@@ -29,8 +29,9 @@ KIND_OF = {
     "column": "row",
     "optimizer": "optimizer",
     "gemm": "gemm",
-    "convolution": "gemm",
+    "convolution": "convolution",
 }
+CONVOLUTION = "convolution"
 OTHERWISE = "pointwise"
 
 
@@ -56,6 +57,10 @@ def operator_kind(cost: KernelCost, is_list: bool) -> str:
     kind = KIND_OF.get(cost.kind.split("_")[0], OTHERWISE)
     if kind != "gemm":
         return "optimizer" if is_list else kind
+    return _product_kind(cost)
+
+
+def _product_kind(cost: KernelCost) -> str:
     return "gemm_fp32" if cost.arithmetic == "fp32" else "gemm_bf16"
 
 
@@ -80,6 +85,8 @@ def slowdowns(
         operator_kind(cost, each.base_name.startswith(("_foreach_", "_fused_")))
         for cost, each in zip(costs, program.operations, strict=True)
     ]
+    if CONVOLUTION not in interconnect.couplings:  # measured since; until then the nearest to it
+        kinds = [_product_kind(cost) if kind == CONVOLUTION else kind for kind, cost in zip(kinds, costs, strict=True)]
     found = [_coupling(kind, cost.time_s, interconnect) for kind, cost in zip(kinds, costs, strict=True)]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
     slowdown = Slowdown(compute, communication, tail * duration_s)

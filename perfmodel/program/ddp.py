@@ -41,12 +41,12 @@ def ddp(editor: Editor, scenario: Scenario) -> Program:
         if run.phase == "forward":
             editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"), *_share_buffers(editor, run))
     run_number = editor.last_backward
-    own = gradient_storages(editor.trace, editor.trace.steady)
+    own = gradient_storages(editor.trace, editor.trace.steady) if as_view else {}
     marks: list[int] = []
     for index, event in ready_gradients(editor.trace.steady):
         missing[bucket_of[index]] -= 1
         rows = [editor.launch(_copy_in(tensors[index]), "ddp parameter", share)]
-        if as_view and index in own:
+        if index in own:
             rows.append(Inserted(EventKind.FREE, own[index]))
         while len(marks) < len(buckets) and missing[len(marks)] == 0:  # strictly in order
             bucket = buckets[len(marks)]

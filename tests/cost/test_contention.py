@@ -24,7 +24,7 @@ def cost(kind: str, arithmetic: str = "fp32", time_s: float = 1.0) -> KernelCost
         (cost("gemm"), "gemm_fp32"),
         (cost("gemm", "tf32"), "gemm_bf16"),
         (cost("gemm", "bf16"), "gemm_bf16"),
-        (cost("convolution_forward", "fp32"), "gemm_fp32"),
+        (cost("convolution_forward", "fp32"), "convolution"),
         (cost("attention_backward", "bf16"), "attention"),
         (cost("row_forward"), "row"),
         (cost("batch_norm"), "row"),
@@ -80,3 +80,11 @@ def test_products_between_small_and_large_lie_between_them(time_s: float, factor
 def test_nothing_measured_slows_nothing() -> None:
     program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
     assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), wired()) == ()
+
+
+@pytest.mark.parametrize(("couplings", "factor"), [({}, 1.25), ({"convolution": (1.5, 1.0, 1.0)}, 1.5)])
+def test_convolutions_are_like_products_until_they_are_measured(couplings: dict, factor: float) -> None:
+    program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
+    known = wired(gemm_fp32=(1.25, 1.0, 1.0), **couplings)
+    (found,) = slowdowns(program, [cost("convolution_forward")], np.array([0]), np.array([1.0]), known)
+    assert found.compute_factor.tolist() == [factor]
