@@ -342,6 +342,29 @@ def import_(profile_file: Path, measurements: Path, interconnect: str | None) ->
 
 
 @main.command()
+@click.argument("source", metavar="[FILE]", required=False)
+@click.option("--plot", type=FILE, metavar="PNG", help="Draw it there.")
+@click.option("--groups", "layout", metavar="NAME=SIZE,...", help="List groups of ranks, innermost first: tp=4,dp=2.")
+@click.option("--gpu", metavar="NAME", help="Whose datasheet gives the rates of links where FILE names no GPU: H200.")
+def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str | None) -> None:
+    """Print what joins the GPUs: best ways, ring and groups.
+
+    FILE: a saved `nvidia-smi topo -m`, a profile (file or catalog name), or a description such as
+    2x8:nvswitch=450GB/s,network=8x50GB/s; this machine if left out.
+    """
+    from perfmodel.hardware.topology_paths import parse_layout
+    from perfmodel.hardware.topology_sources import find_topology
+    from perfmodel.report.topology_text import topology_text
+
+    graph = find_topology(source, gpu)
+    click.echo(topology_text(graph, None if layout is None else parse_layout(layout)), nl=False)
+    if plot is not None:
+        from perfmodel.report.topology_plot import save_topology_plot
+
+        _wrote([save_topology_plot(graph, plot)])
+
+
+@main.command()
 @click.argument("kind", default="scenario")
 def schema(kind: str) -> None:
     """Print the JSON Schema of a scenario, profile or measurement file."""

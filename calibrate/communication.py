@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -44,6 +46,7 @@ ROOT = Path(__file__).parent.parent
 NAMED = "all_reduce"  # the kind whose ladder is the finest
 MOST_BYTES = {"cuda": GIB, "cpu": 64 * MIB}
 TRANSFERS_S = 20.0
+NORMAL_QUARTILE = 0.6745  # of the standard normal distribution: half of it lies within
 LIBRARY = "library"  # what the first communicator of a process takes beyond its own
 
 
@@ -185,6 +188,7 @@ def merged(
     before = profile.interconnects.get(name)
     if before is not None:
         records = before.collectives | _better(before.collectives, interconnect.collectives)
+        apart = rerun_spread(before.collectives, interconnect.collectives)
         interconnect = interconnect.model_copy(
             update={
                 "collectives": records,
@@ -193,6 +197,7 @@ def merged(
                 "host": before.host | interconnect.host,
                 "contention": before.contention | interconnect.contention,
                 "couplings": before.couplings | interconnect.couplings,
+                "rerun_spread": before.rerun_spread if apart is None else apart,
             }
         )
     known = profile.interconnects | {name: interconnect}
@@ -200,6 +205,19 @@ def merged(
     return profile.model_copy(
         update={"interconnects": known, "interconnect": profile.interconnect or name, "transfers": copied}
     )
+
+
+def rerun_spread(before: Mapping[str, CollectiveRecord], now: Mapping[str, CollectiveRecord]) -> float | None:
+    """How far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of what both measured, the standard
+    deviation of one if they are normal, which does not feel a stray size; None where both measured nothing.
+
+    >>> times_s = {"a": 1.0, "b": 2.0}
+    >>> rerun_spread(*({key: CollectiveRecord(time_s=value) for key, value in times_s.items()} for _ in range(2)))
+    0.0
+    """
+    pairs = [(before[key].time_s, record.time_s) for key, record in now.items() if key in before]
+    logs = [math.log(new_s / old_s) for old_s, new_s in pairs if old_s is not None and new_s is not None]
+    return statistics.median(map(abs, logs)) / (NORMAL_QUARTILE * math.sqrt(2)) if logs else None
 
 
 def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:

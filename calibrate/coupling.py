@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling
 from perfmodel.simulate.device import Device, Item
@@ -39,14 +40,15 @@ KIND_OF_KERNEL = {
 
 
 def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling]:
-    """One coupling a kind, fitted to its pairs with the smallest all_reduce and the largest all_gather.
+    """One coupling a kind, fitted to its pairs with the smallest and the largest all_reduce and the largest all_gather.
 
-    The other pairs are held out: they only say how well it does.
+    The other pairs with rings are held out: they only say how well it does. Messages between two ranks hold fewer
+    multiprocessors, and are left out.
     """
     by_kind: dict[str, dict[str, ContentionRecord]] = {}
     for key, record in records.items():
-        kernel = key.split()[0]
-        if kernel in KIND_OF_KERNEL:
+        kernel, collective = key.split()[:2]
+        if kernel in KIND_OF_KERNEL and collective in RINGS:
             by_kind.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
     return {kind: _fit(pairs) for kind, pairs in sorted(by_kind.items())}
 
@@ -79,11 +81,13 @@ def _best(candidates: Iterable[tuple[float, ...]], records: list[ContentionRecor
 
 
 def _fitted(pairs: Iterable[str]) -> list[str]:
-    """Keys (``gemm_fp32_4096 all_reduce 4 float32 26214400``) of the smallest all_reduce and the largest all_gather."""
+    """Keys (``gemm_fp32_4096 all_reduce 4 float32 26214400``) of the smallest and the largest all_reduce, and of the
+    largest all_gather.
+    """
     sizes = {key: int(key.split()[4]) for key in pairs}
-    reduces = [key for key in sizes if key.split()[1] == "all_reduce"]
-    gathers = [key for key in sizes if key.split()[1] == "all_gather"]
-    return [*sorted(reduces, key=lambda key: sizes[key])[:1], *sorted(gathers, key=lambda key: sizes[key])[-1:]]
+    reduces = sorted((key for key in sizes if key.split()[1] == "all_reduce"), key=lambda key: sizes[key])
+    gathers = sorted((key for key in sizes if key.split()[1] == "all_gather"), key=lambda key: sizes[key])
+    return list(dict.fromkeys([*reduces[:1], *reduces[-1:], *gathers[-1:]]))
 
 
 def coupling_error(coupling: tuple[float, float, float], records: Iterable[ContentionRecord]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import hypot
 
 import numpy as np
 
@@ -173,6 +174,7 @@ class _Step:
         self._duration_s = lasts_s / slowest_speed(scenario)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         operation = program.instructions.a[positions]
+        self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
         self._slowdowns = slowdowns(program, costs, operation, self._duration_s, interconnect)
 
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
@@ -190,6 +192,7 @@ class _Step:
         if total_s == 0:
             return 0.0
         spread = sum(cost.time_s * cost.spread for cost in self._collectives) / total_s
+        spread = hypot(spread, self._rerun_spread)
         return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
 
 

@@ -176,3 +176,11 @@ def test_a_static_graph_does_not_accumulate() -> None:
         PerfModelError, match=r"^parallelism.static_graph must be false where gradients are accumulated"
     ):
         predict(Scenario.model_validate(RANKS | asked), wired())
+
+
+def test_wires_that_differ_between_runs_widen_the_interval() -> None:
+    widths = []
+    for spread in (None, 0.1, 0.2):
+        low_s, high_s = predict(with_hardware(), wired(rerun_spread=spread)).interval_s
+        widths.append(high_s - low_s)
+    assert widths[0] < widths[1] < widths[2]

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import cli
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import Device, Profile, save_profile
+from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
 from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.simulate.prediction import Prediction
@@ -165,6 +165,29 @@ def test_profile_show(folder: Path) -> None:
     assert failure("profile", "show", "none").startswith(
         "Error: hardware.profile must be a file or a catalog name (got 'none')"
     )
+
+
+def test_topology(folder: Path) -> None:
+    result = run("topology", "2x4:nvswitch=450GB/s,network=50GB/s", "--groups", "tp=4,dp=2", "--plot", "topology.png")
+    assert result.exit_code == 0, result.output
+    assert "NV 450" in result.output
+    assert "tp" in result.output
+    assert Path("topology.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_topology_of_nothing_known_is_one_sentence(folder: Path) -> None:
+    result = run("topology", "2x")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert len(result.output.splitlines()) == 1
+
+
+def test_measurements_of_other_tools_are_imported(folder: Path) -> None:
+    save_profile(Profile(name="toy", device=Device(kind="cuda", name="Toy GPU", memory_bytes=2**30)), Path("toy.json"))
+    data = Path(__file__).parent / "data" / "imports" / "nccl-tests.txt"
+    result = run("profile", "import", "toy.json", str(data), "--interconnect", "nvlink")
+    assert result.exit_code == 0, result.output
+    assert load_profile(Path("toy.json")).interconnect == "nvlink"
 
 
 def test_schema() -> None:

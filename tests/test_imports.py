@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "transformers", "scipy", "matplotlib", "sympy", "pandas")
+HEAVY = ("torch", "transformers", "scipy", "matplotlib", "networkx", "sympy", "pandas")
 # Each may import those of its own number and below.
 LAYERS = {
     "perfmodel.errors": 0,
@@ -94,7 +94,7 @@ def test_no_import_statement_of_torch_outside_its_rooms(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_scipy_and_matplotlib_wait_until_they_are_needed(path: Path) -> None:
-    heavy = ("scipy", "matplotlib", "sympy")
+    heavy = ("scipy", "matplotlib", "networkx", "sympy")
     assert [name for name, at_once in imports(path) if at_once and name.partition(".")[0] in heavy] == []
 
 

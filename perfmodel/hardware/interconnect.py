@@ -113,7 +113,8 @@ class Interconnect(_Section):
     allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
     beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
     it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
-    couplings: by kind of operator, fitted to these. bandwidth_factor: never measured; 2 asks what links twice as fast
+    couplings: by kind of operator, fitted to these. rerun_spread: relative, of all collectives alike: how far
+    calibrations differ. bandwidth_factor: never measured; 2 asks what links twice as fast
     would give.
     """
 
@@ -127,6 +128,7 @@ class Interconnect(_Section):
     host: dict[str, CallRecord] = {}
     contention: dict[str, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
+    rerun_spread: NotNegative | None = None
     bandwidth_factor: Positive = 1.0
 
 

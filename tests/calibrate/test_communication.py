@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,18 @@ def test_bad_requests_leave_the_profile_alone(
 ) -> None:
     with pytest.raises(PerfModelError, match=sentence):
         calibrate_interconnect(tmp_path / "absent.json", name, device, ranks)
+
+
+def test_a_second_calibration_tells_how_far_the_wires_differ() -> None:
+    def wires(*times_s: float) -> Interconnect:
+        records = {f"all_reduce 2 float32 {1024 << n}": CollectiveRecord(time_s=each) for n, each in enumerate(times_s)}
+        return Interconnect(backend="gloo", collectives=records)
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    once = merged(profile, "gloo", wires(1.0, 2.0, 4.0))
+    assert once.interconnects["gloo"].rerun_spread is None
+    twice = merged(once, "gloo", wires(1.1, 2.2, 400.0)).interconnects["gloo"]
+    assert twice.rerun_spread == pytest.approx(math.log(1.1) / (0.6745 * math.sqrt(2)))
+    other = Interconnect(backend="gloo", collectives={"broadcast 2 float32 64": CollectiveRecord(time_s=1.0)})
+    kept = merged(profile.model_copy(update={"interconnects": {"gloo": twice}}), "gloo", other)
+    assert kept.interconnects["gloo"].rerun_spread == twice.rerun_spread
