@@ -25,6 +25,8 @@ Interval = tuple[float, float]
 TRACED_STEPS = 4  # of several ranks
 LEAD_IN_STEPS = 1  # of them, left out: the host has not run ahead yet
 
+PAUSE_S = 50e-6  # between two kernels is theirs: a profiler makes such pauses longer
+
 ON_HOST = ("gloo:", "aten::")  # where no device has kernels: collectives, and operators
 
 
@@ -66,6 +68,21 @@ def union(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def without_pauses(intervals: Sequence[Interval], pause_s: float = PAUSE_S) -> tuple[Interval, ...]:
+    """A union in which what lies less than ``pause_s`` apart touches.
+
+    >>> without_pauses([(0, 1), (1.25, 2), (3, 4)], 0.5)
+    ((0, 2), (3, 4))
+    """
+    merged: list[Interval] = []
+    for start, end in intervals:
+        if merged and start - merged[-1][1] < pause_s:
+            merged[-1] = (merged[-1][0], end)
         else:
             merged.append((start, end))
     return tuple(merged)
@@ -113,12 +130,15 @@ def communication_of(traces: Sequence[RankTrace], steps: int, skipped: int) -> t
 def _of_rank(trace: RankTrace, late: Sequence[Interval] | None, steps: int, skipped: int) -> RankCommunication:
     whole, exposed, hidden = _medians(trace.collectives, trace.computation, steps, skipped)
     late_whole, late_exposed, _ = _medians(late, trace.computation, steps, skipped) if late else (None, None, None)
+    closed = without_pauses(trace.computation)
+    beyond = _medians(late, closed, steps, skipped)[1] if late else None
     return RankCommunication(
         communication_s=whole,
         exposed_s=exposed,
         overlap_ratio=hidden,
         since_last_arrival_s=late_whole,
         exposed_since_last_arrival_s=late_exposed,
+        exposed_beyond_pauses_s=beyond,
     )
 
 

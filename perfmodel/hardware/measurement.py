@@ -67,7 +67,8 @@ class RankCommunication(_Section):
     communication_s: when any collective ran. exposed_s: the part of it when no other kernel did. overlap_ratio: the
     rest's share of communication_s, as HolisticTraceAnalysis defines it. since_last_arrival_s and
     exposed_since_last_arrival_s: the same two if a collective begins when the last rank has begun it; None where the
-    ranks' traces do not hold the same collectives.
+    ranks' traces do not hold the same collectives. exposed_beyond_pauses_s: the latter without the short pauses between
+    kernels, as predictions count it: a kernel's time contains the gap to the next.
     """
 
     communication_s: float
@@ -75,6 +76,7 @@ class RankCommunication(_Section):
     overlap_ratio: float
     since_last_arrival_s: float | None = None
     exposed_since_last_arrival_s: float | None = None
+    exposed_beyond_pauses_s: float | None = None
 
 
 class Measurement(_Section):

@@ -21,6 +21,7 @@ from perfmodel.files import read_json, upgrade, write_atomically
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.report.choices import settings_of
 from perfmodel.simulate.prediction import Prediction
+from perfmodel.simulate.timeline import Timeline
 from perfmodel.workload.scenario import workload_digest
 
 # Format history
@@ -189,15 +190,36 @@ def _measured(measurement: Measurement) -> dict[str, float]:
     for part, phases in PHASES_OF_PART.items():
         known = [measurement.median_phase_s(phase) for phase in phases if phase in measurement.phases_s]
         found[part] = sum(known) if known else None
+    found |= _measured_communication(measurement)
     found["peak_allocated"] = measurement.peak_allocated_bytes
     found["peak_reserved"] = measurement.peak_reserved_bytes
     return {quantity: float(value) for quantity, value in found.items() if value is not None}
+
+
+def _measured_communication(measurement: Measurement) -> dict[str, float]:
+    """Medians over the ranks, from the last one's arrival in each collective, where that was recorded."""
+    columns: dict[str, list[float]] = {}
+    for rank in measurement.communication:
+        exposed_s = rank.exposed_beyond_pauses_s
+        if rank.since_last_arrival_s is not None and exposed_s is not None:
+            columns.setdefault("communication", []).append(rank.since_last_arrival_s)
+            columns.setdefault("exposed", []).append(exposed_s)
+            columns.setdefault("overlap_ratio", []).append(rank.overlap_ratio)
+    return {quantity: statistics.median(values) for quantity, values in columns.items()}
+
+
+def _predicted_communication(timeline: Timeline) -> dict[str, float]:
+    whole_s, exposed_s = timeline.communication_s, timeline.exposed_communication_s
+    if not timeline.communications:
+        return {}
+    return {"communication": whole_s, "exposed": exposed_s, "overlap_ratio": 1 - exposed_s / whole_s}
 
 
 def _predicted(prediction: Prediction) -> dict[str, float]:
     found = {"step": prediction.step_time_s, "synced_step": prediction.timeline.synced_step_time_s}
     for part, phases in PHASES_OF_PART.items():
         found[part] = sum(span.duration_s for span in prediction.timeline.phases if span.phase in phases)
+    found |= _predicted_communication(prediction.timeline)
     if prediction.memory is not None:
         found["peak_allocated"] = float(prediction.memory.peak_allocated_bytes)
         found["peak_reserved"] = float(prediction.memory.peak_reserved_bytes)

@@ -27,6 +27,11 @@ HOST_SPEED = (
     "Machines that share their cores wander in speed by themselves, so here each step is predicted at the host speed "
     "that a fixed reference workload had between its measured steps."
 )
+COMMUNICATION = (
+    "Of a step, from the last rank's arrival in each collective, and the part of it when nothing else runs for longer "
+    "than pauses between kernels last; medians over ranks. Overlap is what HolisticTraceAnalysis makes of a trace, waiting "
+    "included. A profiler ran along, which slows the host."
+)
 SECTIONS = (
     ("step", "Step time", "Steady state: no synchronisation between steps."),
     (AT_MEASURED_HOST, "Step time at measured host speed", HOST_SPEED),
@@ -55,7 +60,14 @@ def accuracy_markdown(card: Card) -> str:
     """The whole of ACCURACY.md."""
     parts = [INTRODUCTION]
     parts += [_section(card, quantity, title, remark) for quantity, title, remark in SECTIONS]
-    parts += [_choices(card), _every_case(card), _interval_coverage(card), _noise_floor(card), _versions(card)]
+    parts += [
+        _communication(card),
+        _choices(card),
+        _every_case(card),
+        _interval_coverage(card),
+        _noise_floor(card),
+        _versions(card),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -132,6 +144,29 @@ def _wander_of(profile: str, samples_s: list[float]) -> str:
 def _statistics_cells(name: str, found: Statistics) -> list[str]:
     percentages = [f"{value:.2%}" for value in (found.mean, found.median, found.p95)]
     return [name, str(found.cases), *percentages, f"{found.worst:+.2%}", found.worst_case, f"{found.bias:+.2%}"]
+
+
+def _communication(card: Card) -> str:
+    """Where traces of all ranks were recorded."""
+    rows = [
+        [
+            case.name,
+            format_seconds(case.measured["communication"]),
+            format_seconds(case.predicted["communication"]),
+            format_seconds(case.measured["exposed"]),
+            format_seconds(case.predicted["exposed"]),
+            f"{(case.predicted['exposed'] - case.measured['exposed']) / case.measured['step']:+.2%}",
+            f"{case.measured['overlap_ratio']:.0%}",
+            f"{case.predicted['overlap_ratio']:.0%}",
+        ]
+        for case in card.cases
+        if "communication" in case.measured and "communication" in case.predicted
+    ]
+    if not rows:
+        return ""
+    head = ("case", "measured", "predicted", "measured exposed", "predicted exposed", "off by, of the step")
+    overlaps = ("overlap measured", "overlap predicted")
+    return "\n\n".join(["## Communication", COMMUNICATION, _table((*head, *overlaps), rows)])
 
 
 def _choices(card: Card) -> str:

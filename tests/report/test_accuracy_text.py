@@ -95,6 +95,18 @@ def test_what_would_have_been_chosen() -> None:
     assert row in text.splitlines()
 
 
+def test_communication_stands_beside_its_prediction() -> None:
+    sides = {
+        "measured": {"step": 0.2, "communication": 0.05, "exposed": 0.01, "overlap_ratio": 0.8},
+        "predicted": {"step": 0.2, "communication": 0.06, "exposed": 0.012, "overlap_ratio": 0.85},
+    }
+    card = Card((case("ddp4", "ddp", "tuning", 0.0, **sides), case("alone", "fp32", "tuning", 0.0)))
+    row = "| ddp4 | 50 ms | 60 ms | 10 ms | 12 ms | +1.00% | 80% | 85% |"
+    lines = accuracy_markdown(card).splitlines()
+    assert row in lines
+    assert [line for line in lines if line.startswith("| alone | 50")] == []
+
+
 def test_cases_that_the_grid_does_not_cover_are_counted() -> None:
     sides = {quantity: {"step": 1.0, "step_without_exact_keys": 1.0} for quantity in ("measured", "predicted")}
     card = Card((case("covered", "fp32", "tuning", 0.0, **sides), case("not", "fp32", "tuning", 0.0)))

@@ -38,11 +38,25 @@ def test_a_step_by_hand():
             overlap_ratio=0.5,
             since_last_arrival_s=4,
             exposed_since_last_arrival_s=2.5,
+            exposed_beyond_pauses_s=2.5,
         ),
         RankCommunication(
-            communication_s=4, exposed_s=4, overlap_ratio=0, since_last_arrival_s=4, exposed_since_last_arrival_s=4
+            communication_s=4,
+            exposed_s=4,
+            overlap_ratio=0,
+            since_last_arrival_s=4,
+            exposed_since_last_arrival_s=4,
+            exposed_beyond_pauses_s=4,
         ),
     )
+
+
+def test_pauses_between_kernels_expose_nothing():
+    kernels = ((0.0, 1.0), (1.00002, 2.0), (2.5, 3.0))  # 20 us, and half a second
+    trace = RankTrace(((0.5, 4.0),), kernels)
+    (found,) = communication_of([trace], steps=1, skipped=0)
+    assert found.exposed_since_last_arrival_s == pytest.approx(1.50002)
+    assert found.exposed_beyond_pauses_s == pytest.approx(1.5)
 
 
 def test_medians_over_steps():
