@@ -29,8 +29,8 @@ HOST_SPEED = (
 )
 COMMUNICATION = (
     "Of a step, from the last rank's arrival in each collective, and the part of it when nothing else runs for longer "
-    "than pauses between kernels last; medians over ranks. Overlap is what HolisticTraceAnalysis makes of a trace, waiting "
-    "included. A profiler ran along, which slows the host."
+    "than pauses between kernels last; medians over ranks. Overlap is what HolisticTraceAnalysis makes of a trace, "
+    "waiting included. A profiler ran along, which slows the host."
 )
 SECTIONS = (
     ("step", "Step time", "Steady state: no synchronisation between steps."),
