@@ -25,6 +25,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
     COLLECTIVES,
+    LIBRARY,
     CollectiveRecord,
     ContentionRecord,
     Interconnect,
@@ -47,7 +48,6 @@ NAMED = "all_reduce"  # the kind whose ladder is the finest
 MOST_BYTES = {"cuda": GIB, "cpu": 64 * MIB}
 TRANSFERS_S = 20.0
 NORMAL_QUARTILE = 0.6745  # of the standard normal distribution: half of it lies within
-LIBRARY = "library"  # what the first communicator of a process takes beyond its own
 
 
 @dataclass(frozen=True)

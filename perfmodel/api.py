@@ -15,12 +15,12 @@ from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.cost.residency import resident_shares
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.interconnect import Interconnect, communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Collective, Program
 from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.step_work import launched_positions, step_work
@@ -76,7 +76,7 @@ def predict(
         profile=profile,
         program=program,
         timeline=timeline,
-        memory=simulate_memory(program, profile, scenario.matmul_tf32) if profile.device.kind == "cuda" else None,
+        memory=_memory(program, profile, scenario, interconnect),
         interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s),
         kernels=kernels,
         breakdown=breakdown,
@@ -194,6 +194,17 @@ class _Step:
         spread = sum(cost.time_s * cost.spread for cost in self._collectives) / total_s
         spread = hypot(spread, self._rerun_spread)
         return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
+
+
+def _memory(
+    program: Program, profile: Profile, scenario: Scenario, interconnect: Interconnect | None
+) -> MemoryTimeline | None:
+    """None on a CPU. Each group of ranks that collectives run in has a communicator."""
+    if profile.device.kind != "cuda":
+        return None
+    groups = {each.group: each.ranks for each in program.collectives}
+    outside_bytes = 0 if interconnect is None else communicators_bytes(groups.values(), interconnect)
+    return simulate_memory(program, profile, scenario.matmul_tf32, outside_bytes)
 
 
 def _communication_bytes(timeline: Timeline, program: Program) -> dict[str, int]:

@@ -184,3 +184,13 @@ def test_wires_that_differ_between_runs_widen_the_interval() -> None:
         low_s, high_s = predict(with_hardware(), wired(rerun_spread=spread)).interval_s
         widths.append(high_s - low_s)
     assert widths[0] < widths[1] < widths[2]
+
+
+def test_the_communicator_of_the_ranks_takes_device_memory() -> None:
+    without, beside = (
+        predict(with_hardware(), wired(communicator_bytes=taken)).memory
+        for taken in ({}, {"library": 7, "4": 5, "2": 3})
+    )
+    assert without is not None
+    assert beside is not None
+    assert beside.device_bytes - without.device_bytes == 12

@@ -6,9 +6,12 @@ over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+LIBRARY = "library"  # among communicator_bytes
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -130,6 +133,25 @@ class Interconnect(_Section):
     couplings: dict[str, Coupling] = {}
     rerun_spread: NotNegative | None = None
     bandwidth_factor: Positive = 1.0
+
+
+def communicators_bytes(groups: Iterable[int], interconnect: Interconnect) -> int:
+    """Device memory outside the allocator that a rank's communicators take, and once what the library takes with the
+    first.
+
+    groups: ranks in each. One of a size that was not measured takes what the nearest larger one does, or else the
+    largest.
+
+    >>> wires = Interconnect(backend="nccl", communicator_bytes={"library": 100, "2": 20, "4": 40})
+    >>> communicators_bytes([], wires), communicators_bytes([2], wires), communicators_bytes([3, 8], wires)
+    (0, 120, 180)
+    """
+    known = {int(ranks): size for ranks, size in interconnect.communicator_bytes.items() if ranks != LIBRARY}
+    sizes = list(groups)
+    if not sizes or not known:
+        return 0
+    nearest = (min((ranks for ranks in known if ranks >= size), default=max(known)) for size in sizes)
+    return interconnect.communicator_bytes.get(LIBRARY, 0) + sum(known[ranks] for ranks in nearest)
 
 
 def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:

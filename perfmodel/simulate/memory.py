@@ -64,8 +64,8 @@ class MemoryTimeline:
         Start and peaks of the first and of the steady step.
     second : StepMemory or None
         The most that the second may reach, where something is rebuilt in it.
-    context_bytes : int
-        Device memory outside the allocator.
+    outside_bytes : int
+        Device memory outside the allocator: the context, and communicators.
     retries : int
         Times the device was full and cached segments were given back: each waits for the device, so a time predicted
         without them is too short.
@@ -86,7 +86,7 @@ class MemoryTimeline:
     first: StepMemory
     second: StepMemory | None
     steady: StepMemory
-    context_bytes: int
+    outside_bytes: int
     retries: int
     out_of_memory: OutOfMemoryError | None
     stopped_in: str | None
@@ -105,9 +105,9 @@ class MemoryTimeline:
 
     @property
     def device_bytes(self) -> int:
-        """What the device has in use for this process at its peak: segments and context."""
+        """What the device has in use for this process at its peak: segments, context and communicators."""
         steps = filter(None, (self.first, self.second, self.steady))
-        return max(step.peak_reserved_bytes for step in steps) + self.context_bytes
+        return max(step.peak_reserved_bytes for step in steps) + self.outside_bytes
 
     @property
     def fits(self) -> bool:
@@ -129,7 +129,9 @@ class MemoryTimeline:
         return int(np.argmax(self.allocated_bytes))
 
 
-def simulate_memory(program: Program, profile: Profile, matmul_tf32: bool = False) -> MemoryTimeline:
+def simulate_memory(
+    program: Program, profile: Profile, matmul_tf32: bool = False, communicators_bytes: int = 0
+) -> MemoryTimeline:
     """Walk the program through the allocator of the profile's device.
 
     Parameters
@@ -140,14 +142,17 @@ def simulate_memory(program: Program, profile: Profile, matmul_tf32: bool = Fals
         Device memory (the limit, less the context), measured scripts of its kernels, workspaces.
     matmul_tf32 : bool
         Whether float32 products may use TF32: part of the kernel keys the scripts are found under.
+    communicators_bytes : int
+        Device memory that communicators take outside the allocator.
 
     Returns
     -------
     MemoryTimeline
         Complete, or up to the request that did not fit.
     """
-    limit = profile.device.memory_bytes - profile.memory.context_bytes if profile.device.memory_bytes else None
-    walk = _Walk(program, profile, matmul_tf32, CachingAllocator(limit))
+    outside_bytes = profile.memory.context_bytes + communicators_bytes
+    limit = profile.device.memory_bytes - outside_bytes if profile.device.memory_bytes else None
+    walk = _Walk(program, profile, matmul_tf32, CachingAllocator(limit), outside_bytes)
     try:
         walk.run()
     except OutOfMemoryError as error:
@@ -158,9 +163,11 @@ def simulate_memory(program: Program, profile: Profile, matmul_tf32: bool = Fals
 class _Walk:
     """The state of one walk through the model's construction, the first step and steady ones."""
 
-    def __init__(self, program: Program, profile: Profile, matmul_tf32: bool, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, program: Program, profile: Profile, matmul_tf32: bool, allocator: CachingAllocator, outside_bytes: int
+    ) -> None:
         self._program = program
-        self._context_bytes = profile.memory.context_bytes
+        self._outside_bytes = outside_bytes
         self._allocator = allocator
         scripts = memory_scripts(program.trace.operations, profile, matmul_tf32)
         self._writer = ActionWriter(program.trace, scripts, profile.memory)
@@ -282,7 +289,7 @@ class _Walk:
             first=steps[0],
             second=self._steps.get("second"),
             steady=steps[-1],
-            context_bytes=self._context_bytes,
+            outside_bytes=self._outside_bytes,
             retries=self._allocator.retries,
             out_of_memory=out_of_memory,
             stopped_in=part if out_of_memory else None,

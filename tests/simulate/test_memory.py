@@ -159,6 +159,14 @@ def test_what_is_rebuilt_is_there_twice_in_the_second_step() -> None:
     assert timeline.allocated_bytes[-1] == timeline.allocated_bytes[0]
 
 
+def test_communicators_take_memory_from_the_allocator() -> None:
+    constants = {"memory_bytes": 170 * MIB, "context_bytes": 100 * MIB}
+    alone = simulate_memory(training_program(), profile_of(**constants))
+    beside = simulate_memory(training_program(), profile_of(**constants), communicators_bytes=30 * MIB)
+    assert (alone.fits, alone.outside_bytes, alone.device_bytes) == (True, 100 * MIB, 170 * MIB)
+    assert (beside.fits, beside.outside_bytes) == (False, 130 * MIB)
+
+
 def test_what_a_strategy_asks_for_lies_between_the_traces_own_requests() -> None:
     own = Actions([4, 0, 8], [1, 1, 2], [5, 5, 5], [0, 2, 2])
     edits = [Edit(0, 12, (Inserted(ALLOC, 7, 16), Inserted(EventKind.OP, 3))), Edit(0, 13, (Inserted(FREE, 7),))]
