@@ -2,76 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
-from perfmodel.program.ddp import gradient_storages
-from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Inserted, Program
-from perfmodel.units import MIB
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Storage, StorageKind, Trace
-
-SIZES = (100, 300, 50)  # elements of parameters 0, 1, 2; gradients become ready as 2, 0, 1
-READY = (2, 0, 1)
-
-
-def trace(micro_batches: int = 1) -> Trace:
-    events: list[tuple[int, int]] = []
-    segments: list[Segment] = []
-
-    def phase(name: str, micro_batch: int, rows: list[tuple[int, int]]) -> None:
-        segments.append(Segment(name, micro_batch, len(events), len(events) + len(rows)))
-        events.extend(rows)
-
-    for micro_batch in range(micro_batches):
-        phase("forward", micro_batch, [(EventKind.OP, 0)])
-        backward = [row for index in READY for row in ((EventKind.OP, 1), (EventKind.GRAD_READY, index))]
-        phase("backward", micro_batch, backward)
-    phase("optimizer", -1, [(EventKind.OP, 2)])
-    kind, a = (np.array([event[column] for event in events], dtype=np.int64) for column in (0, 1))
-    step = StepEvents(kind, a, np.zeros_like(a), tuple(segments))
-    operations = tuple(Operation(f"aten.op{index}.default") for index in range(3))
-    parameters = tuple(
-        Parameter(f"p{index}", TensorSpec.parse(f"float32[{size}]"), index) for index, size in enumerate(SIZES)
-    )
-    return Trace({}, {}, operations, (), (), (), parameters, (), step, step)
-
-
-def scenario(strategy: str, accumulation: int = 1, dp: int = 4, **parallelism: object) -> Scenario:
-    return Scenario.model_validate(
-        {
-            "model": {"family": "gpt", "size": "tiny"},
-            "batch": {"size": 1, "sequence_length": 8},
-            "training": {"gradient_accumulation": accumulation},
-            "parallelism": {"dp": dp, "strategy": strategy, **parallelism},
-            "hardware": {"profile": "any", "gpus": dp},
-        }
-    )
-
-
-def program(strategy: str, accumulation: int = 1, **parallelism: object) -> Program:
-    return data_parallel_program(scenario(strategy, accumulation, **parallelism), trace(min(accumulation, 2)))
-
-
-def spelt(made: Program) -> list[str]:
-    """One word an instruction, stream and call with it where they are not the usual ones."""
-    columns = made.instructions
-    names = {COLLECTIVE: "reduce", RECORD: "record", WAIT: "wait", HOST: "host"}
-    found = []
-    for kind, a, stream, call in zip(columns.kind, columns.a, columns.stream, columns.call, strict=True):
-        if kind == EventKind.OP:
-            word = made.operations[a].base_name
-        elif kind == COLLECTIVE:
-            word = f"reduce {made.collectives[a].size_bytes}"
-        else:
-            word = f"{names.get(int(kind), EventKind(int(kind)).name.lower() if kind < 16 else '')} {a}"
-        call_text = f" <{columns.calls[call]}>" if call >= 0 else ""
-        found.append(f"{'@' if stream else ''}{word}{call_text}")
-    return found
+from perfmodel.program.program import COLLECTIVE
+from perfmodel.workload.trace_file import EventKind
+from tests.program.forms import READY, SIZES, program, scenario, spelt, trace
 
 
 def test_one_rank_talks_to_nobody() -> None:
@@ -112,117 +48,6 @@ def test_overlap_reduces_each_gradient_as_it_becomes_ready() -> None:
         expected += ["op1", f"grad_ready {READY[order]}", f"record {before}", f"@wait {before}"]
         expected += [f"@reduce {size} <all_reduce async>", f"@record {after}"]
     assert spelt(made) == [*expected, "wait 1 <wait>", "wait 3 <wait>", "wait 5 <wait>", "op2"]
-
-
-def test_ddp_copies_gradients_into_buckets_and_out_again() -> None:
-    cap_mb = 500 / 2**20  # 200 + 400 bytes fill the first bucket
-    made = program("ddp", bucket_cap_mb=cap_mb)
-    assert spelt(made) == [
-        "host 0 <ddp forward>",
-        "op0",
-        "op1",
-        "grad_ready 2",
-        "mul <ddp parameter>",
-        "op1",
-        "grad_ready 0",
-        "mul <ddp parameter>",
-        "record 0",
-        "@wait 0",
-        "@reduce 600 <ddp bucket>",
-        "@record 1",
-        "op1",
-        "grad_ready 1",
-        "mul <ddp parameter>",
-        "record 2",
-        "@wait 2",
-        "@reduce 1200 <ddp bucket>",
-        "@record 3",
-        "wait 1 <wait>",
-        "copy_ <ddp parameter>",
-        "copy_ <ddp parameter>",
-        "wait 3 <wait>",
-        "copy_ <ddp parameter>",
-        "op2",
-    ]
-
-
-def test_ddp_sends_its_state_makes_one_bucket_and_rebuilds_it_in_the_second_step() -> None:
-    made = program("ddp", bucket_cap_mb=500 / 2**20)
-
-    def bytes_of(rows: tuple[Inserted, ...]) -> list[int]:
-        return [row.b if row.kind == EventKind.ALLOC else -row.a for row in rows]
-
-    shared, _, bucket = (row.a for row in made.setup)
-    assert bytes_of(made.setup) == [1800, -shared, 1800]
-    assert bytes_of(made.before_second) == [600, 1200]
-    assert bytes_of(made.after_second) == [-bucket]
-
-
-def test_state_is_sent_in_copies_of_which_two_are_there_at_once() -> None:
-    large = tuple(Parameter(f"p{index}", TensorSpec.parse(f"float32[{70 * 2**20}]"), index) for index in range(3))
-    made = data_parallel_program(scenario("ddp"), replace(trace(), parameters=large))
-    first, second, third = (row.a for row in made.setup if row.kind == EventKind.ALLOC and row.b == 280 * MIB)
-    assert [(row.kind, row.a) for row in made.setup[:6]] == [
-        (EventKind.ALLOC, first),
-        (EventKind.ALLOC, second),
-        (EventKind.FREE, first),
-        (EventKind.ALLOC, third),
-        (EventKind.FREE, second),
-        (EventKind.FREE, third),
-    ]
-
-
-def test_a_gradient_that_becomes_a_view_gives_its_own_memory_back() -> None:
-    step = traced_gradients()
-    made = data_parallel_program(scenario("ddp", gradient_as_bucket_view=True), step)
-    words = spelt(made)
-    assert [word for word in words if word.startswith(("alloc", "mul", "free"))] == [
-        "alloc 52", "alloc 50", "mul <ddp parameter>", "free 52", "mul <ddp parameter>", "free 50",
-        "alloc 51", "mul <ddp parameter>", "free 51",
-    ]  # fmt: skip
-    assert [row.a for edit in made.first_edits for row in edit.instructions] == [52, 50, 51]
-    assert gradient_storages(step, step.steady) == {0: 50, 1: 51, 2: 52}
-
-
-def traced_gradients() -> Trace:
-    """Gradients of parameters 0, 1, 2 in storages 50, 51, 52."""
-    rows = [(EventKind.ALLOC, 52, 200), (EventKind.ALLOC, 50, 400), (EventKind.GRAD_READY, 2, 0)]
-    rows += [(EventKind.GRAD_READY, 0, 0), (EventKind.ALLOC, 51, 1200), (EventKind.GRAD_READY, 1, 0)]
-    kind, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
-    segments = (Segment("forward", 0, 0, 0), Segment("backward", 0, 0, len(rows)))
-    step = StepEvents(kind, a, b, segments)
-    kinds = dict.fromkeys((50, 51, 52), StorageKind.GRADIENT)
-    return replace(trace(), first=step, steady=step, storage_kinds=kinds)
-
-
-def test_gradients_that_are_views_of_buckets_are_not_copied_out() -> None:
-    words = spelt(program("ddp", bucket_cap_mb=500 / 2**20, gradient_as_bucket_view=True))
-    assert words[-3:] == ["wait 1 <wait>", "wait 3 <wait>", "op2"]
-    assert not any(word.startswith("copy_") for word in words)
-
-
-def test_ddp_shares_the_buffers_of_rank_0_before_the_first_forward() -> None:
-    buffers = (Storage(90, 400, StorageKind.BUFFER), Storage(91, 8, StorageKind.BUFFER))
-    made = data_parallel_program(scenario("ddp", 2), replace(trace(2), persistent=buffers))
-    words = spelt(made)
-    start = words.index("host 0 <ddp forward>")
-    storage = words[start + 1].split()[1]
-    assert words[start : start + 12] == [
-        "host 0 <ddp forward>",
-        f"alloc {storage}",
-        "cat <flatten>",
-        "record 0",
-        "@wait 0",
-        "@reduce 408 <all_reduce async>",
-        "@record 1",
-        "wait 1 <wait>",
-        "copy_ <copy>",
-        "copy_ <copy>",
-        f"free {storage}",
-        "op0",
-    ]
-    assert [each.kind for each in made.collectives] == ["broadcast", "all_reduce"]
-    assert words.count("cat <flatten>") == 1  # not again in the second micro-batch
 
 
 @pytest.mark.parametrize("strategy", ["naive", "flat", "overlap", "ddp"])
