@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.communication import Request, exact_collectives, measure, measured_in, merged
+from calibrate.communication import Request, exact_collectives, measure, measured_in
 from calibrate.interconnects import environment
+from calibrate.merging import merged
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.data_parallel import data_parallel_program

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from calibrate import interconnect_session
-from calibrate.communication import Measured, Request, ladder, measure_interconnect, merged
+from calibrate.communication import Measured, Request, ladder, measure_interconnect
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
 from perfmodel.cost.segments import fit_curves
@@ -41,21 +40,6 @@ def test_host_calls_are_measured(gloo) -> None:
     assert set(found.host) == {"reference", "all_reduce", "all_reduce async", "wait", *ddp}
     assert all(call.time_s >= 0 for call in found.host.values())
     assert (found.backend, found.nodes, found.contention) == ("gloo", 1, {})
-
-
-def test_what_was_not_measured_again_stays() -> None:
-    def wires(size: int, time_s: float) -> Interconnect:
-        return Interconnect(
-            backend="gloo",
-            collectives={collective_key("all_reduce", 2, "float32", size): CollectiveRecord(time_s=time_s)},
-        )
-
-    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
-    once = merged(profile, "gloo", wires(1024, 1.0))
-    twice = merged(once, "gloo", wires(2048, 2.0))
-    assert once.interconnect == twice.interconnect == "gloo"
-    assert [record.time_s for record in twice.interconnects["gloo"].collectives.values()] == [1.0, 2.0]
-    assert twice.interconnects["gloo"].segments["all_reduce 2"][0].most_bytes == 2048
 
 
 def test_curves_leave_out_scenarios_sizes_and_failures() -> None:
@@ -143,18 +127,3 @@ def test_bad_requests_leave_the_profile_alone(
 ) -> None:
     with pytest.raises(PerfModelError, match=sentence):
         calibrate_interconnect(tmp_path / "absent.json", name, device, ranks)
-
-
-def test_a_second_calibration_tells_how_far_the_wires_differ() -> None:
-    def wires(*times_s: float) -> Interconnect:
-        records = {f"all_reduce 2 float32 {1024 << n}": CollectiveRecord(time_s=each) for n, each in enumerate(times_s)}
-        return Interconnect(backend="gloo", collectives=records)
-
-    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
-    once = merged(profile, "gloo", wires(1.0, 2.0, 4.0))
-    assert once.interconnects["gloo"].rerun_spread is None
-    twice = merged(once, "gloo", wires(1.1, 2.2, 400.0)).interconnects["gloo"]
-    assert twice.rerun_spread == pytest.approx(math.log(1.1) / (0.6745 * math.sqrt(2)))
-    other = Interconnect(backend="gloo", collectives={"broadcast 2 float32 64": CollectiveRecord(time_s=1.0)})
-    kept = merged(profile.model_copy(update={"interconnects": {"gloo": twice}}), "gloo", other)
-    assert kept.interconnects["gloo"].rerun_spread == twice.rerun_spread

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from calibrate import communication
-from calibrate.communication import Found, Request, exact_collectives, measure, measured_in, merged
+from calibrate.communication import Found, Request, exact_collectives, measure, measured_in
+from calibrate.merging import merged
 from calibrate.ranks import Launch
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, Interconnect, TransferRecord

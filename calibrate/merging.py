@@ -1,0 +1,67 @@
+"""A profile with an interconnect that was measured, beside or over what it knew of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import TypeVar
+
+from perfmodel.cost.segments import fit_curves
+from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, TransferRecord
+from perfmodel.hardware.profile import Profile
+
+Record = TypeVar("Record", CollectiveRecord, TransferRecord)
+
+NORMAL_QUARTILE = 0.6745  # of the standard normal distribution: half of it lies within
+
+
+def merged(
+    profile: Profile, name: str, interconnect: Interconnect, transfers: Mapping[str, TransferRecord] | None = None
+) -> Profile:
+    """The profile with this interconnect and these transfers of the machine.
+
+    What it had before and was not measured again, or not with success, stays.
+    """
+    before = profile.interconnects.get(name)
+    if before is not None:
+        records = before.collectives | _better(before.collectives, interconnect.collectives)
+        apart = rerun_spread(before.collectives, interconnect.collectives)
+        interconnect = interconnect.model_copy(
+            update={
+                "collectives": records,
+                "segments": fit_curves(records),
+                "communicator_bytes": before.communicator_bytes | interconnect.communicator_bytes,
+                "host": before.host | interconnect.host,
+                "contention": before.contention | interconnect.contention,
+                "couplings": before.couplings | interconnect.couplings,
+                "rerun_spread": before.rerun_spread if apart is None else apart,
+            }
+        )
+    known = profile.interconnects | {name: interconnect}
+    copied = profile.transfers | _better(profile.transfers, transfers or {})
+    return profile.model_copy(
+        update={"interconnects": known, "interconnect": profile.interconnect or name, "transfers": copied}
+    )
+
+
+def rerun_spread(before: Mapping[str, CollectiveRecord], now: Mapping[str, CollectiveRecord]) -> float | None:
+    """How far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of what both measured, the standard
+    deviation of one if they are normal, which does not feel a stray size; None where both measured nothing.
+
+    >>> times_s = {"a": 1.0, "b": 2.0}
+    >>> rerun_spread(*({key: CollectiveRecord(time_s=value) for key, value in times_s.items()} for _ in range(2)))
+    0.0
+    """
+    pairs = [(before[key].time_s, record.time_s) for key, record in now.items() if key in before]
+    logs = [math.log(new_s / old_s) for old_s, new_s in pairs if old_s is not None and new_s is not None]
+    return statistics.median(map(abs, logs)) / (NORMAL_QUARTILE * math.sqrt(2)) if logs else None
+
+
+def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:
+    """Of what was measured now, all but failures at what succeeded before."""
+    return {
+        key: record
+        for key, record in now.items()
+        if record.time_s is not None or key not in before or before[key].time_s is None
+    }
