@@ -70,13 +70,23 @@ class Edit(NamedTuple):
     instructions: tuple[Inserted, ...]
 
 
+class Rebuild(NamedTuple):
+    """Memory that a strategy replaces once. step: in which, counted from 1. made: what it asks for, and where in the
+    steady step's runs. replaced: what it gives up for that, at some time until the step has ended.
+    """
+
+    step: int
+    made: Edit
+    replaced: tuple[Inserted, ...]
+
+
 @dataclass(frozen=True)
 class Program:
     """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
 
     edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
-    numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model;
-    before_second, after_second: likewise around the second step.
+    numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
+    what it replaces later.
     """
 
     trace: Trace
@@ -87,8 +97,7 @@ class Program:
     extra_operations: tuple[Operation, ...] = ()
     collectives: tuple[Collective, ...] = ()
     setup: tuple[Inserted, ...] = ()
-    before_second: tuple[Inserted, ...] = ()
-    after_second: tuple[Inserted, ...] = ()
+    rebuild: Rebuild | None = None
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:

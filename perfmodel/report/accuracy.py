@@ -20,6 +20,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import read_json, upgrade, write_atomically
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.report.choices import settings_of
+from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.workload.scenario import workload_digest
@@ -159,7 +160,7 @@ def _case(pair: Pair) -> Case:
     predicted = _predicted(prediction)
     if pair.without_exact_keys is not None:
         predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
-    measured = _measured(measurement)
+    measured = _measured(measurement, prediction.memory)
     measured[WITHOUT_EXACT_KEYS] = measured["step"]
     if pair.at_measured_host is not None:
         predicted[AT_MEASURED_HOST] = pair.at_measured_host.step_time_s
@@ -182,7 +183,7 @@ def _case(pair: Pair) -> Case:
     )
 
 
-def _measured(measurement: Measurement) -> dict[str, float]:
+def _measured(measurement: Measurement, memory: MemoryTimeline | None) -> dict[str, float]:
     found: dict[str, float | None] = {
         "step": measurement.median_step_s,
         "synced_step": measurement.median_synced_step_s,
@@ -191,8 +192,10 @@ def _measured(measurement: Measurement) -> dict[str, float]:
         known = [measurement.median_phase_s(phase) for phase in phases if phase in measurement.phases_s]
         found[part] = sum(known) if known else None
     found |= _measured_communication(measurement)
-    found["peak_allocated"] = measurement.peak_allocated_bytes
-    found["peak_reserved"] = measurement.peak_reserved_bytes
+    rebuild_step = (memory.rebuild_step if memory else None) or 0
+    if len(measurement.memory) > rebuild_step:  # else the last that was looked at is no steady step
+        found["peak_allocated"] = measurement.peak_allocated_bytes
+        found["peak_reserved"] = measurement.peak_reserved_bytes
     return {quantity: float(value) for quantity, value in found.items() if value is not None}
 
 

@@ -11,7 +11,8 @@ from perfmodel.simulate.prediction import Prediction
 
 # Format history
 # 1  first
-REPORT_VERSION = 1
+# 2  memory.rebuild_step, which says which step it is, in place of memory.second_step
+REPORT_VERSION = 2
 
 
 def json_report(prediction: Prediction) -> dict[str, Any]:
@@ -19,7 +20,9 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
 
     ``mfu`` is null where the profile has no datasheet peak; ``memory`` and ``fits`` where memory is not predicted (a
     CPU). ``memory.ranks`` has one entry for each distinct rank; ``first_step`` creates the optimizer states,
-    ``second_step`` may reach so much where DDP rebuilds its buckets in it (null elsewhere).
+    ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null
+    where nothing is rebuilt). ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
+    ``assumptions`` in words.
     """
     memory = prediction.memory
     return {
@@ -36,7 +39,11 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "breakdown": prediction.breakdown,
         "communication_bytes": prediction.communication_bytes,
         "bottleneck": prediction.bottleneck,
-        "provenance": prediction.provenance,
+        "provenance": {
+            **prediction.provenance,
+            "collectives": prediction.collective_provenance,
+            "assumptions": list(prediction.assumptions),
+        },
         "kernels": [
             {
                 "key": use.key,
@@ -53,12 +60,13 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
 
 def _memory(memory: MemoryTimeline) -> dict[str, Any]:
     rank = {**_peaks(memory.steady), "device_bytes": memory.device_bytes}
+    rebuilding = memory.rebuilding
     return {
         **rank,
         "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
         "retries": memory.retries,
         "first_step": _peaks(memory.first),
-        "second_step": None if memory.second is None else _peaks(memory.second),
+        "rebuild_step": None if rebuilding is None else {"step": memory.rebuild_step, **_peaks(rebuilding)},
         "ranks": [{"rank": 0, **rank}],
     }
 

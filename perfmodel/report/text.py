@@ -17,6 +17,8 @@ from perfmodel.workload.scenario import EveryK, Scenario
 BAR_CELLS = 30
 TOP_KERNELS = 8
 LEAST_SHARE = 0.0005
+KERNEL_SOURCES = {"exact": "measured kernels", "curve": "fitted curves", "roofline": "roofline"}
+COLLECTIVE_SOURCES = {"exact": "measured sizes", "curve": "fitted curves", "extrapolated": "extrapolated"}
 PARTS = {
     "forward_s": "forward",
     "backward_s": "backward",
@@ -125,9 +127,9 @@ def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
     allocated, reserved = format_bytes(memory.peak_allocated_bytes), format_bytes(memory.peak_reserved_bytes)
     retries = f", {memory.retries} retries: time not predicted" if memory.retries else ""
     rows: list[tuple[str, Text | str, str]] = [("memory", f"{allocated} allocated", f"{reserved} reserved")]
-    if memory.second is not None:
-        most = format_bytes(memory.second.peak_allocated_bytes)
-        rows.append(("step 2", f"up to {most}", "allocated, while buckets are rebuilt"))
+    if memory.rebuilding is not None:
+        most = format_bytes(memory.rebuilding.peak_allocated_bytes)
+        rows.append((f"step {memory.rebuild_step}", f"up to {most}", "allocated, while buckets are rebuilt"))
     rows.append(("fits", "yes", f"{format_bytes(memory.device_bytes)} of {device} in use{retries}"))
     return rows
 
@@ -139,7 +141,8 @@ def _refusal(memory: MemoryTimeline, device: str) -> str:
         "model": "while the model is built",
         "wrapping": "while the model is wrapped",
         "first": "in the first step",
-        "second": "in the second step",
+        "early": "before buckets are rebuilt",
+        "rebuilding": f"in step {memory.rebuild_step}, while buckets are rebuilt",
         "steady": "in a later step",
     }
     return (
@@ -198,8 +201,13 @@ def _top_kernels(prediction: Prediction) -> Table:
 
 
 def _provenance(prediction: Prediction) -> Text:
-    shares = ", ".join(_shares(prediction.provenance))
+    shares = ", ".join(_shares(prediction.provenance, KERNEL_SOURCES))
     text = Text("\nwhere the numbers come from: ", style="cyan").append(shares or "nothing runs", style="default")
+    if prediction.collective_provenance:
+        shares = ", ".join(_shares(prediction.collective_provenance, COLLECTIVE_SOURCES))
+        text.append("\nof the collectives: ", style="cyan").append(shares, style="default")
+    if prediction.assumptions:
+        text.append(f"\nassuming {' and '.join(prediction.assumptions)}", style="yellow")
     changed = prediction.profile.provenance.get("set")
     if changed:
         text.append(
@@ -208,8 +216,7 @@ def _provenance(prediction: Prediction) -> Text:
     return text
 
 
-def _shares(provenance: dict[str, float]) -> Iterator[str]:
-    meaning = {"exact": "measured kernels", "curve": "fitted curves", "roofline": "roofline"}
+def _shares(provenance: dict[str, float], meaning: dict[str, str]) -> Iterator[str]:
     for source, share in provenance.items():
         if share > 0:
             yield f"{share:.1%} {meaning.get(source, source)}".replace("%", " %")

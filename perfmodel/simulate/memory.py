@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import Edit, PhaseRun, Program
+from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
 from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory_actions import (
@@ -62,8 +62,10 @@ class MemoryTimeline:
         Allocated by :class:`StorageKind` (rows) at each sample (columns). Temporaries include workspaces.
     first, steady : StepMemory
         Start and peaks of the first and of the steady step.
-    second : StepMemory or None
-        The most that the second may reach, where something is rebuilt in it.
+    rebuilding : StepMemory or None
+        The most that a step may reach in which something is rebuilt.
+    rebuild_step : int or None
+        Which step that is, counted from 1.
     outside_bytes : int
         Device memory outside the allocator: the context, and communicators.
     retries : int
@@ -71,10 +73,11 @@ class MemoryTimeline:
         without them is too short.
     out_of_memory : OutOfMemoryError or None
         The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
-        ``model``, ``wrapping``, ``first``, ``second`` or ``steady``).
+        ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``).
     history : tuple of (str, MemoryColumns)
         Everything that was asked, in order: ``model`` (and its inputs), ``first``, then ``steady`` once or more;
-        ``wrapping`` is what a strategy asks for outside steps, ``second`` a step as in ``second``.
+        ``wrapping`` is what a strategy asks for outside steps, ``rebuilding`` a step as in ``rebuilding`` and ``early``
+        one between the first and that.
     allocator : CachingAllocator
         As the last step leaves it.
     """
@@ -84,7 +87,8 @@ class MemoryTimeline:
     reserved_bytes: np.ndarray
     kind_bytes: np.ndarray
     first: StepMemory
-    second: StepMemory | None
+    rebuilding: StepMemory | None
+    rebuild_step: int | None
     steady: StepMemory
     outside_bytes: int
     retries: int
@@ -106,7 +110,7 @@ class MemoryTimeline:
     @property
     def device_bytes(self) -> int:
         """What the device has in use for this process at its peak: segments, context and communicators."""
-        steps = filter(None, (self.first, self.second, self.steady))
+        steps = filter(None, (self.first, self.rebuilding, self.steady))
         return max(step.peak_reserved_bytes for step in steps) + self.outside_bytes
 
     @property
@@ -181,9 +185,8 @@ class _Walk:
         self._build()
         self._step("first", trace.first, self._program.first_runs, self._program.first_edits)
         renamed = renamed_on_repeat(trace.steady, trace.steady.segments, self._sizes)
-        if self._program.before_second:
-            self._second_step()
-            self._rename(renamed)
+        if self._program.rebuild is not None:
+            self._until_rebuilt(self._program.rebuild, renamed)
         for count in range(MOST_STEADY_STEPS):
             if count:
                 self._rename(renamed)
@@ -202,15 +205,20 @@ class _Walk:
         self._part("wrapping", [(-1, inserted_actions(setup))])
         self._part("model", [(-1, persistent_actions(each for each in persistent if each.kind == StorageKind.INPUT))])
 
-    def _second_step(self) -> None:
-        """What is rebuilt is made before what it replaces is given up, which lives until nothing waits for it any
-        more: NCCL's watchdog looks every 100 ms, so it may be there all through this step. (Where the first step was
-        waited for, as when memory is measured, it may be gone before.)
+    def _until_rebuilt(self, rebuild: Rebuild, renamed: list[tuple[int, int]]) -> None:
+        """The steps after the first, up to that in which something is rebuilt.
+
+        What is rebuilt is made before what it replaces is given up, which lives until nothing waits for it any more:
+        NCCL's watchdog looks every 100 ms, so it may be there all through this step. (Where the step before was waited
+        for, as when memory is measured, it may be gone before.)
         """
         program = self._program
-        self._part("wrapping", [(-1, inserted_actions(program.before_second))])
-        self._step("second", program.trace.steady, program.runs, program.edits)
-        self._part("wrapping", [(-1, inserted_actions(program.after_second))])
+        for _ in range(2, rebuild.step):
+            self._step("early", program.trace.steady, program.runs, program.edits)
+            self._rename(renamed)
+        self._step("rebuilding", program.trace.steady, program.runs, (rebuild.made, *program.edits))
+        self._part("wrapping", [(-1, inserted_actions(rebuild.replaced))])
+        self._rename(renamed)
 
     def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]) -> None:
         allocator = self._allocator
@@ -287,7 +295,8 @@ class _Walk:
             reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
             kind_bytes=np.cumsum(changes, axis=1),
             first=steps[0],
-            second=self._steps.get("second"),
+            rebuilding=self._steps.get("rebuilding"),
+            rebuild_step=self._program.rebuild.step if self._program.rebuild else None,
             steady=steps[-1],
             outside_bytes=self._outside_bytes,
             retries=self._allocator.retries,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.program.buckets import assign_buckets, bucket_limits
+from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.ddp import ddp_buckets
 from perfmodel.workload.models.build import build_module, make_inputs
 from perfmodel.workload.models.step import TrainingStep, make_optimizer
@@ -40,8 +41,7 @@ def scenario(model: dict, **parallelism: object) -> Scenario:
     )
 
 
-def reported(asked: Scenario) -> list[int]:
-    """Sizes that a real DDP has after it has rebuilt its buckets."""
+def wrapped_step(asked: Scenario) -> tuple[DistributedDataParallel, TrainingStep]:
     module = build_module(asked)
     section = asked.parallelism
     wrapped = DistributedDataParallel(
@@ -50,8 +50,13 @@ def reported(asked: Scenario) -> list[int]:
         gradient_as_bucket_view=section.gradient_as_bucket_view,
         static_graph=section.static_graph,
     )
-    step = TrainingStep(wrapped, make_inputs(asked, "cpu"), make_optimizer(module.parameters(), asked), asked)
-    for _ in range(5):  # a static graph is rebuilt after the third
+    return wrapped, TrainingStep(wrapped, make_inputs(asked, "cpu"), make_optimizer(module.parameters(), asked), asked)
+
+
+def reported(asked: Scenario) -> list[int]:
+    """Sizes that a real DDP has after it has rebuilt its buckets."""
+    wrapped, step = wrapped_step(asked)
+    for _ in range(4):  # torch writes down what it rebuilt when the next step begins
         step.run()
     data = wrapped._get_ddp_logging_data()
     assert data["has_rebuilt_buckets"]
@@ -76,6 +81,44 @@ def test_buckets_are_those_of_torch(model: dict, parallelism: dict) -> None:
     asked = scenario(model, **parallelism)
     found = ddp_buckets(asked, trace_step(asked))
     assert [bucket.size_bytes for bucket in found] == reported(asked)
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_buckets_are_rebuilt_in_the_step_in_which_torch_does(static_graph: bool, as_view: bool) -> None:
+    asked = scenario(GPT, bucket_cap_mb=2, static_graph=static_graph, gradient_as_bucket_view=as_view)
+    wrapped, step = wrapped_step(asked)
+    rebuilt_in = []
+    for number in range(1, 5):
+        before = wrapped._has_rebuilt_buckets
+        step.run()
+        if wrapped._has_rebuilt_buckets and not before:
+            rebuilt_in.append(number)
+    rebuild = data_parallel_program(asked, trace_step(asked)).rebuild
+    assert rebuild is not None
+    assert rebuilt_in == [rebuild.step]
+
+
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_gradients_of_the_first_step_become_views_when_those_of_torch_do(static_graph: bool) -> None:
+    """The program frees as many of their own storages before the end of backward as torch has turned into views."""
+    asked = scenario(GPT, static_graph=static_graph, gradient_as_bucket_view=True)
+    wrapped, step = wrapped_step(asked)
+    views_seen = []
+
+    def count(_: torch.Tensor) -> None:
+        gradients = [parameter.grad for parameter in wrapped.parameters() if parameter.grad is not None]
+        views_seen.append(sum(gradient.untyped_storage().nbytes() > gradient.nbytes for gradient in gradients))
+
+    hooks = [parameter.register_post_accumulate_grad_hook(count) for parameter in wrapped.parameters()]
+    step.run()
+    for hook in hooks:
+        hook.remove()
+    made = data_parallel_program(asked, trace_step(asked))
+    early = [edit for edit in made.first_edits if edit.event < made.first_runs[edit.run].segment.stop]
+    freed_early = sum(len(edit.instructions) for edit in early)
+    assert freed_early == (0 if static_graph else len(hooks))
+    assert max(views_seen) == max(freed_early - 1, 0)  # a parameter's hook runs before its gradient is copied
 
 
 def test_a_bucket_closes_once_it_has_reached_its_limit() -> None:

@@ -12,7 +12,7 @@ from tests.program.forms import READY, SIZES, program, scenario, spelt, trace
 
 def test_one_rank_talks_to_nobody() -> None:
     made = data_parallel_program(scenario("ddp", dp=1), trace())
-    assert (made.edits, made.collectives, made.setup, made.before_second) == ((), (), (), ())
+    assert (made.edits, made.collectives, made.setup, made.rebuild) == ((), (), (), None)
 
 
 def test_naive_reduces_each_gradient_after_backward() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.ddp import gradient_storages
@@ -47,16 +48,34 @@ def test_ddp_copies_gradients_into_buckets_and_out_again() -> None:
     ]
 
 
+def bytes_of(rows: tuple[Inserted, ...]) -> list[int]:
+    """What is asked for, and of what is given up the storage, negative."""
+    return [row.b if row.kind == EventKind.ALLOC else -row.a for row in rows]
+
+
 def test_ddp_sends_its_state_makes_one_bucket_and_rebuilds_it_in_the_second_step() -> None:
     made = program("ddp", bucket_cap_mb=500 / 2**20)
-
-    def bytes_of(rows: tuple[Inserted, ...]) -> list[int]:
-        return [row.b if row.kind == EventKind.ALLOC else -row.a for row in rows]
-
     shared, _, bucket = (row.a for row in made.setup)
     assert bytes_of(made.setup) == [1800, -shared, 1800]
-    assert bytes_of(made.before_second) == [600, 1200]
-    assert bytes_of(made.after_second) == [-bucket]
+    assert made.rebuild is not None
+    assert made.rebuild.step == 2
+    assert made.runs[made.rebuild.made.run].phase == "forward"
+    assert made.rebuild.made.event == made.runs[made.rebuild.made.run].segment.start
+    assert bytes_of(made.rebuild.made.instructions) == [600, 1200]
+    assert bytes_of(made.rebuild.replaced) == [-bucket]
+
+
+def test_a_static_graph_is_recorded_first_so_that_buckets_are_rebuilt_a_step_later() -> None:
+    plain = program("ddp", bucket_cap_mb=500 / 2**20)
+    made = program("ddp", bucket_cap_mb=500 / 2**20, static_graph=True)
+    shared, _, bucket, used = (row.a for row in made.setup)
+    assert bytes_of(made.setup) == [1800, -shared, 1800, 3 * 4]
+    assert made.rebuild is not None
+    assert made.rebuild.step == 3
+    assert bytes_of(made.rebuild.made.instructions) == [600, 1200]
+    assert bytes_of(made.rebuild.replaced) == [-bucket]
+    assert used not in [-row for row in bytes_of(made.rebuild.replaced)]
+    assert spelt(made) == spelt(plain)
 
 
 def test_state_is_sent_in_copies_of_which_two_are_there_at_once() -> None:
@@ -83,6 +102,24 @@ def test_a_gradient_that_becomes_a_view_gives_its_own_memory_back() -> None:
     ]  # fmt: skip
     assert [row.a for edit in made.first_edits for row in edit.instructions] == [52, 50, 51]
     assert gradient_storages(step, step.steady) == {0: 50, 1: 51, 2: 52}
+
+
+def test_a_static_graphs_first_gradients_become_views_at_the_end_of_backward() -> None:
+    made = data_parallel_program(scenario("ddp", gradient_as_bucket_view=True, static_graph=True), traced_gradients())
+    (edit,) = made.first_edits
+    assert edit.event == made.first_runs[edit.run].segment.stop
+    assert [(row.kind, row.a) for row in edit.instructions] == [(EventKind.FREE, each) for each in (50, 51, 52)]
+    later = [row.a for edit in made.edits for row in edit.instructions if row.kind == EventKind.FREE]
+    assert later == [52, 50, 51]  # as they are ready
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_each_copy_costs_the_host_half_a_parameter(as_view: bool, micro_batches: int) -> None:
+    """A copy in and a copy out are what a parameter's cost was measured with; views have no copy out."""
+    columns = program("ddp", micro_batches, gradient_as_bucket_view=as_view).instructions
+    shares = columns.share[columns.call == columns.calls.index("ddp parameter")]
+    assert shares.tolist() == [0.5] * (3 if as_view else 6)
 
 
 def traced_gradients() -> Trace:

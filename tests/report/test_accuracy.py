@@ -77,6 +77,14 @@ def pair(found: Measurement) -> Pair:
     return Pair(found, prediction(), replace(prediction(), timeline=replace(prediction().timeline, step_time_s=50e-6)))
 
 
+def test_the_peak_of_a_step_that_rebuilds_is_no_steady_peak() -> None:
+    known = prediction()
+    for rebuild_step, is_known in [(2, True), (3, False)]:
+        memory = replace(known.memory, rebuild_step=rebuild_step)  # type: ignore[type-var]
+        (found,) = accuracy_card([Pair(measurement(), replace(known, memory=memory), None)]).cases
+        assert [f"peak_{kind}" in found.measured for kind in ("allocated", "reserved")] == [is_known, is_known]
+
+
 def test_a_pair_becomes_a_case() -> None:
     (found,) = accuracy_card([pair(measurement())]).cases
     errors = {quantity: found.error(quantity) for quantity in found.measured}

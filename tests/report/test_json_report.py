@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
 from tests.report.synthetic import MIB, prediction
 
@@ -28,13 +30,13 @@ def test_contracted_keys() -> None:
         },
         "retries": 0,
         "first_step": PEAKS,
-        "second_step": None,
+        "rebuild_step": None,
         "ranks": [{"rank": 0, **PEAKS, "device_bytes": 20 * MIB}],
     }
     assert report["fits"] is True
     numbers = {key: report[key] for key in ("version", "step_time_s", "synced_step_time_s", "step_time_interval_s")}
     assert numbers == {
-        "version": 1,
+        "version": 2,
         "step_time_s": pytest.approx(38e-6),
         "synced_step_time_s": pytest.approx(43e-6),
         "step_time_interval_s": [pytest.approx(36e-6), pytest.approx(40e-6)],
@@ -44,6 +46,14 @@ def test_contracted_keys() -> None:
         "throughput_samples_per_s", "mfu", "memory", "fits", "breakdown", "communication_bytes", "bottleneck",
         "provenance", "kernels", "warnings",
     }  # fmt: skip
+
+
+def test_the_step_that_rebuilds_says_which_it_is() -> None:
+    rebuilding = StepMemory(allocated_before_bytes=0, peak_allocated_bytes=5, peak_reserved_bytes=6)
+    known = prediction()
+    memory = replace(known.memory, rebuilding=rebuilding, rebuild_step=3)  # type: ignore[type-var]
+    expected = {"step": 3, "peak_allocated_bytes": 5, "peak_reserved_bytes": 6}
+    assert json_report(replace(known, memory=memory))["memory"]["rebuild_step"] == expected
 
 
 def test_parts_add_up_to_the_step() -> None:
@@ -57,3 +67,10 @@ def test_is_plain_json_and_null_where_unknown() -> None:
     report = json_report(prediction("cpu"))
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert (report["memory"], report["fits"], report["mfu"]) == (None, None, None)
+
+
+def test_provenance_holds_collectives_and_assumptions() -> None:
+    shares = {"exact": 0.25, "curve": 0.0, "extrapolated": 0.75}
+    found = json_report(prediction(collective_provenance=shares, assumptions=("GPU speeds 1, 0.5",)))["provenance"]
+    assert found == prediction().provenance | {"collectives": shares, "assumptions": ["GPU speeds 1, 0.5"]}
+    assert json_report(prediction())["provenance"]["collectives"] == {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
+from perfmodel.simulate.allocator import OutOfMemoryError
 from perfmodel.simulate.memory import simulate_memory
 from tests.report.synthetic import prediction, profile, scenario
 
@@ -61,10 +65,35 @@ def test_what_does_not_fit_is_said() -> None:
     ]
 
 
+def test_the_step_that_rebuilds_buckets_is_named() -> None:
+    rebuilding = StepMemory(allocated_before_bytes=0, peak_allocated_bytes=12 * 2**20, peak_reserved_bytes=20 * 2**20)
+    memory = replace(simulate_memory(prediction().program, profile()), rebuilding=rebuilding, rebuild_step=3)
+    lines = rendered(report(prediction(memory=memory))).splitlines()
+    assert "step 3        up to 12 MiB        allocated, while buckets are rebuilt" in lines
+    refused = OutOfMemoryError(4 * 2**20, 60 * 2**20, 60 * 2**20, 64 * 2**20)
+    for part, words in [
+        ("early", "before buckets are rebuilt"),
+        ("rebuilding", "in step 3, while buckets are rebuilt"),
+    ]:
+        stopped = replace(memory, out_of_memory=refused, stopped_in=part)
+        assert f"4 MiB more are asked for {words}, with" in rendered(report(prediction(memory=stopped)))
+
+
 def test_changed_profile_values_are_shown() -> None:
     changed = profile().model_copy(update={"provenance": {"set": {"hardware.device.memory_bytes": 3}}})
     lines = rendered(report(prediction(profile=changed))).splitlines()
     assert "changed by --set: hardware.device.memory_bytes=3" in lines
+
+
+def test_collectives_say_where_they_come_from_and_what_is_assumed() -> None:
+    shares = {"exact": 0.25, "curve": 0.0, "extrapolated": 0.75}
+    supposed = ("links 2 x as fast as measured", "GPU speeds 1, 0.5")
+    lines = rendered(report(prediction(collective_provenance=shares, assumptions=supposed))).splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("where the numbers come from"))
+    assert lines[at + 1 : at + 3] == [
+        "of the collectives: 25.0 % measured sizes, 75.0 % extrapolated",
+        "assuming links 2 x as fast as measured and GPU speeds 1, 0.5",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
-from perfmodel.program.program import Edit, Inserted, Program, single_device_program
+from perfmodel.program.program import Edit, Inserted, Program, Rebuild, single_device_program
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.memory_actions import Actions, with_inserted
 from perfmodel.workload.keys import kernel_key
@@ -144,19 +144,44 @@ def test_training_step_in_closed_form() -> None:
     assert [part for part, _ in timeline.history] == ["model", "first", "steady", "steady"]
 
 
-def test_what_is_rebuilt_is_there_twice_in_the_second_step() -> None:
-    plain = simulate_memory(training_program(), profile_of())
+def rebuilding_program(step: int) -> Program:
+    """A buffer of 16 MiB, which one of 14 MiB replaces before the forward of that step."""
+    program = training_program()
     kept, rebuilt = Inserted(ALLOC, 90, 16 * MIB), Inserted(ALLOC, 91, 14 * MIB)
-    program = replace(
-        training_program(), setup=(kept,), before_second=(rebuilt,), after_second=(Inserted(FREE, kept.a),)
-    )
-    timeline = simulate_memory(program, profile_of())
+    run = next(index for index, each in enumerate(program.runs) if each.phase == "forward")
+    made = Edit(run, program.runs[run].segment.start, (rebuilt,))
+    return replace(program, setup=(kept,), rebuild=Rebuild(step, made, (Inserted(FREE, kept.a),)))
+
+
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_what_is_rebuilt_is_there_twice_in_the_step_that_rebuilds_it(step: int) -> None:
+    plain = simulate_memory(training_program(), profile_of())
+    timeline = simulate_memory(rebuilding_program(step), profile_of())
     assert timeline.first.peak_allocated_bytes == plain.first.peak_allocated_bytes + 16 * MIB
-    assert timeline.second is not None
-    assert timeline.second.peak_allocated_bytes == plain.peak_allocated_bytes + 30 * MIB
+    assert timeline.rebuild_step == step
+    assert timeline.rebuilding is not None
+    assert timeline.rebuilding.allocated_before_bytes == plain.steady.allocated_before_bytes + 16 * MIB
+    assert timeline.rebuilding.peak_allocated_bytes == plain.peak_allocated_bytes + 30 * MIB
     assert timeline.peak_allocated_bytes == plain.peak_allocated_bytes + 14 * MIB
-    assert timeline.device_bytes == timeline.second.peak_reserved_bytes
+    assert timeline.device_bytes == timeline.rebuilding.peak_reserved_bytes
     assert timeline.allocated_bytes[-1] == timeline.allocated_bytes[0]
+    steps = [part for part, _ in timeline.history if part not in ("model", "wrapping")]
+    assert steps[: step + 1] == ["first", *["early"] * (step - 2), "rebuilding", "steady"]
+
+
+def test_gradients_are_given_up_before_anything_is_rebuilt() -> None:
+    """It is made in forward, after zero_grad."""
+    timeline = simulate_memory(rebuilding_program(2), profile_of())
+    rebuilding = next(columns for part, columns in timeline.history if part == "rebuilding")
+    assert rebuilding.request_bytes[:3].tolist() == [0, 14 * MIB, 4 * MIB]
+    held = timeline.rebuilding
+    assert held is not None
+    assert rebuilding.allocated_bytes[0] == held.allocated_before_bytes - 16 * MIB
+
+
+def test_what_is_rebuilt_may_not_fit_beside_what_it_replaces() -> None:
+    timeline = simulate_memory(rebuilding_program(3), profile_of(memory_bytes=90 * MIB))
+    assert (timeline.fits, timeline.stopped_in, timeline.rebuild_step) == (False, "rebuilding", 3)
 
 
 def test_communicators_take_memory_from_the_allocator() -> None:
