@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from math import hypot
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost, collective_cost
+from perfmodel.cost.collectives import CollectiveCost, collective_cost, measured_groups, nodes_of
 from perfmodel.cost.contention import slowdowns
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
@@ -23,12 +24,20 @@ from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.provenance import (
+    assumptions,
+    collective_shares,
+    communication_warnings,
+    kernel_shares,
+    kernel_warnings,
+)
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
 from perfmodel.units import format_share
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario_file import interconnect_in_use
 from perfmodel.workload.trace_store import get_trace
 
 __all__ = ["predict"]
@@ -81,21 +90,18 @@ def predict(
         kernels=kernels,
         breakdown=breakdown,
         bottleneck=_bottleneck(timeline.step_time_s, breakdown, kernels, host_term_s / spread),
-        provenance=_provenance(kernels),
+        provenance=kernel_shares(kernels),
         model_flops=_model_flops(timeline, program),
         communication_bytes=_communication_bytes(timeline, program),
-        warnings=_warnings(kernels, profile),
+        collective_provenance=collective_shares(timeline, collectives),
+        assumptions=assumptions(scenario, interconnect),
+        warnings=_warnings(kernels, program, collectives, profile, scenario),
     )
 
 
 def check_supported(scenario: Scenario, profile: Profile) -> None:
     """Refuse what this version cannot predict, in one sentence."""
-    if scenario.hardware.gpus > profile.gpus:
-        raise PerfModelError(
-            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got "
-            f"{scenario.hardware.gpus})."
-            " Use fewer, or calibrate a larger machine."
-        )
+    _check_gpus(scenario, profile)
     speeds = scenario.hardware.gpu_speeds
     if speeds is not None and len(speeds) != scenario.hardware.gpus:
         raise PerfModelError(
@@ -126,6 +132,38 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         )
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
+    _check_nodes(scenario, profile)
+
+
+def _check_gpus(scenario: Scenario, profile: Profile) -> None:
+    """More than the profile has need curves of collectives to extrapolate from; on a CPU, all share its cores."""
+    gpus, name = scenario.hardware.gpus, scenario.hardware.interconnect or profile.interconnect
+    wires = profile.interconnects.get(name or "")
+    grows = profile.device.kind == "cuda" and wires is not None and measured_groups("all_reduce", wires)
+    if gpus > profile.gpus and not grows:
+        raise PerfModelError(
+            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got {gpus}), where it has "
+            "no all_reduce of GPUs to extrapolate from. Use fewer, or measure it with `perfmodel calibrate "
+            "--interconnect`."
+        )
+
+
+def _check_nodes(scenario: Scenario, profile: Profile) -> None:
+    asked, gpus = scenario.hardware.nodes, scenario.hardware.gpus
+    wires = interconnect_of(scenario, profile)
+    if wires is None:
+        if asked != 1:
+            raise PerfModelError(f"hardware.nodes must be 1 for one GPU (got {asked}). Leave it out.")
+        return
+    nodes = nodes_of(gpus, wires)
+    if asked != nodes:
+        measured = max(measured_groups("all_reduce", wires), default=profile.gpus)
+        unit = "node" if wires.nodes == 1 else "nodes"
+        raise PerfModelError(
+            f"hardware.nodes must be {nodes} for {gpus} GPUs over {interconnect_in_use(scenario, profile)}, which was "
+            f"measured with {measured} ranks on {wires.nodes} {unit} (got {asked}). Set it, or choose another "
+            "hardware.interconnect."
+        )
 
 
 def slowest_speed(scenario: Scenario) -> float:
@@ -137,9 +175,9 @@ def slowest_speed(scenario: Scenario) -> float:
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
     """The wiring the scenario asks for, or the machine's own; None where one rank talks to nobody."""
-    name = scenario.hardware.interconnect or profile.interconnect
     if scenario.parallelism.dp == 1:
         return None
+    name = interconnect_in_use(scenario, profile)
     if name is None or name not in profile.interconnects:
         known = ", ".join(profile.interconnects) or "none"
         raise PerfModelError(
@@ -276,14 +314,6 @@ def _bottleneck(
     return f"the device: {kind.replace('_', ' ')} kernels take {format_share(seconds / total)} of the step"
 
 
-def _provenance(kernels: tuple[KernelUse, ...]) -> dict[str, float]:
-    busy_s = sum(use.total_s for use in kernels) or 1.0
-    shares = dict.fromkeys(("exact", "curve", "roofline"), 0.0)
-    for use in kernels:
-        shares[use.cost.source] += use.total_s / busy_s
-    return shares
-
-
 def _model_flops(timeline: Timeline, program: Program) -> float:
     """Arithmetic of forward, three times that when training: backward needs twice forward, recomputing is not counted.
 
@@ -295,23 +325,15 @@ def _model_flops(timeline: Timeline, program: Program) -> float:
     return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
 
 
-def _warnings(kernels: tuple[KernelUse, ...], profile: Profile) -> tuple[str, ...]:
-    found = []
-    shares = _provenance(kernels)
-    if shares["roofline"] > 0.01:
-        found.append(
-            f"{format_share(shares['roofline'])} of the device time is from a roofline: run `perfmodel "
-            f"calibrate --scenario` on this machine"
-        )
-    elif shares["curve"] > 0.05:
-        found.append(
-            f"{format_share(shares['curve'])} of the device time is from fitted curves: `perfmodel calibrate "
-            f"--scenario` measures the exact kernels"
-        )
-    unstable = [use.key for use in kernels if use.key in profile.unstable]
-    if unstable:
-        found.append(
-            f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
-            f"{profile.name}` names them"
-        )
-    return tuple(found)
+def _warnings(
+    kernels: tuple[KernelUse, ...],
+    program: Program,
+    collectives: list[CollectiveCost],
+    profile: Profile,
+    scenario: Scenario,
+) -> tuple[str, ...]:
+    name, interconnect = interconnect_in_use(scenario, profile), interconnect_of(scenario, profile)
+    of_wires: Iterable[str] = ()
+    if name is not None and interconnect is not None:
+        of_wires = communication_warnings(program, collectives, profile, name, interconnect)
+    return (*kernel_warnings(kernels, profile), *of_wires)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,10 +13,20 @@ from typing import Any
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import format_bytes
-from perfmodel.workload.scenario_file import load_question, parse_assignment, parse_yaml
+from perfmodel.workload.scenario_file import (
+    INTERCONNECT,
+    assigned_keys,
+    interconnect_in_use,
+    load_question,
+    load_scenario,
+    on_device,
+    parse_yaml,
+    refuse_idle,
+)
 
 # Format history
 # 1  first
@@ -128,14 +138,13 @@ def sweep(
     """
     assignments = tuple(assignments)
     _check_vary(vary, assignments)
+    _check_interconnects(path, vary, assignments, device)
     found: list[Configuration] = []
     names: tuple[str, str] | None = None
     with _bar(math.prod(map(len, vary.values())), progress) as advance:
-        for combination in product(*vary.values()):
-            values = dict(zip(vary, combination, strict=True))
-            asked = (*assignments, *(f"{key}={json.dumps(value)}" for key, value in values.items()))
+        for values, asked in _combinations(vary, assignments):
             try:
-                scenario, profile = load_question(path, asked, device)
+                scenario, profile = load_question(path, asked, device, others=True)
                 prediction = predict(scenario, profile, exact=exact, allow_import=allow_import)
             except PerfModelError as error:
                 reason = str(error).removeprefix(f"{path}: ")
@@ -187,7 +196,7 @@ def _check_vary(vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...])
         twice = next((text for index, text in enumerate(texts) if text in texts[:index]), None)
         if twice is not None:
             raise PerfModelError(f"--vary {key}: values must differ (got {twice} twice). Leave one out.")
-    both = [key for key, _ in map(parse_assignment, assignments) if key in vary]
+    both = [key for key in assigned_keys(assignments) if key in vary]
     if both:
         raise PerfModelError(f"--vary {both[0]}: a varied key must not be in --set as well (it is). Leave one out.")
     count = math.prod(map(len, vary.values()))
@@ -195,6 +204,32 @@ def _check_vary(vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...])
         raise PerfModelError(
             f"--vary must make at most {MOST_CONFIGURATIONS} configurations (got {count}). Vary fewer values at once."
         )
+
+
+def _combinations(
+    vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...]
+) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+    """Values by key, and all assignments of the configuration."""
+    for combination in product(*vary.values()):
+        values = dict(zip(vary, combination, strict=True))
+        yield values, (*assignments, *(f"{key}={json.dumps(value)}" for key, value in values.items()))
+
+
+def _check_interconnects(
+    path: Path, vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...], device: str | None
+) -> None:
+    """Refuse to change an interconnect that no configuration uses."""
+    keys = assigned_keys(assignments)
+    if not any(key.startswith(INTERCONNECT) for key in (*vary, *keys)):
+        return
+    in_use = []
+    for _, asked in _combinations(vary, assignments):
+        with suppress(PerfModelError):  # of a configuration, which is listed with its reason
+            scenario = on_device(load_scenario(path, asked), device)
+            in_use.append(interconnect_in_use(scenario, load_profile(find_profile(scenario.hardware.profile))))
+    if in_use:
+        refuse_idle("--vary", vary, in_use)
+        refuse_idle("--set", keys, in_use)
 
 
 def _configuration(values: dict[str, Any], prediction: Prediction) -> Configuration:

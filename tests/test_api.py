@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from perfmodel.api import PART_OF_PHASE, predict
+from perfmodel.api import PART_OF_PHASE, check_supported, predict
 from perfmodel.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
 from perfmodel.hardware.measurement import Measurement
-from perfmodel.hardware.profile import Cache, Device, HostRecord, KernelRecord, Profile, save_profile
+from perfmodel.hardware.profile import (
+    Cache,
+    Device,
+    HostRecord,
+    KernelRecord,
+    Profile,
+    find_profile,
+    load_profile,
+    save_profile,
+)
 from perfmodel.report.accuracy import accuracy_card
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace_store import get_trace
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
 
 DEVICE = Device(
     kind="cuda", name="Toy GPU", memory_bytes=2**36, peak_flops_per_s={"fp32": 1e15}, peak_memory_bytes_per_s=1e15
@@ -194,3 +208,86 @@ def test_the_communicator_of_the_ranks_takes_device_memory() -> None:
     assert without is not None
     assert beside is not None
     assert beside.device_bytes - without.device_bytes == 12
+
+
+def with_ranks(ranks: int, **hardware: object) -> Scenario:
+    asked = {"profile": "toy.json", "gpus": ranks, **hardware}
+    return Scenario.model_validate(RANKS | {"hardware": asked, "parallelism": {"dp": ranks, "strategy": "ddp"}})
+
+
+def test_more_gpus_than_were_measured_are_extrapolated_and_it_says_so() -> None:
+    measured, more = (predict(with_ranks(ranks), wired()) for ranks in (4, 8))
+    assert more.breakdown["communication_s"] != measured.breakdown["communication_s"]
+    assert measured.collective_provenance == {"exact": 0, "curve": pytest.approx(1), "extrapolated": 0}
+    assert more.collective_provenance == {"exact": 0, "curve": 0, "extrapolated": pytest.approx(1)}
+    words = (
+        "collectives of 8 ranks are extrapolated from those of 4 by ring formulas, as inside one node: `perfmodel "
+        "calibrate --interconnect wires --ranks 8 --scenario FILE` measures them"
+    )
+    assert words in more.warnings
+    assert not any("extrapolated" in warning for warning in measured.warnings)
+
+
+NOTHING_MEASURED = {"all_gather 4": wired().interconnects["wires"].segments["all_reduce 4"]}
+CPU = DEVICE.model_copy(update={"kind": "cpu"})
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        wired(segments=NOTHING_MEASURED),
+        wired().model_copy(update={"interconnect": None}),
+        wired().model_copy(update={"device": CPU}),
+    ],
+    ids=["no all_reduce", "no interconnect", "cpu"],
+)
+def test_more_gpus_are_refused_where_nothing_tells_of_them(profile: Profile) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        predict(with_ranks(8), profile)
+    assert str(caught.value) == (
+        "hardware.gpus must be at most 4, what profile toy has (got 8), where it has no all_reduce of GPUs to extrapolate "
+        "from. Use fewer, or measure it with `perfmodel calibrate --interconnect`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "measured", "asked", "sentence"),
+    [
+        (4, 2, 1, "2 for 4 GPUs over wires, which was measured with 4 ranks on 2 nodes (got 1)."),
+        (4, 1, 2, "1 for 4 GPUs over wires, which was measured with 4 ranks on 1 node (got 2)."),
+        (8, 2, 2, "4 for 8 GPUs over wires, which was measured with 4 ranks on 2 nodes (got 2)."),
+    ],
+)
+def test_nodes_are_those_of_the_interconnect(ranks: int, measured: int, asked: int, sentence: str) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        predict(with_ranks(ranks, nodes=asked), wired(nodes=measured))
+    rule, remedy = f"hardware.nodes must be {sentence}", "Set it, or choose another hardware.interconnect."
+    assert str(caught.value) == f"{rule} {remedy}"
+
+
+def test_one_gpu_is_on_one_node() -> None:
+    with pytest.raises(PerfModelError, match=r"^hardware.nodes must be 1 for one GPU \(got 2\). Leave it out.$"):
+        predict(Scenario.model_validate(DATA | {"hardware": {"profile": "toy.json", "nodes": 2}}), PROFILE)
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_scenarios_are_supported(path: Path) -> None:
+    scenario = load_scenario(path)
+    if scenario.hardware.profile.endswith(".json"):
+        pytest.skip("asks about the reader's own machine")
+    check_supported(scenario, load_profile(find_profile(scenario.hardware.profile)))
+
+
+def test_what_is_assumed_is_said() -> None:
+    assert predict(with_hardware(gpu_speeds=[1, 1, 1, 1]), wired()).assumptions == ()
+    found = predict(with_hardware(gpu_speeds=[1, 0.5, 1, 1]), wired(bandwidth_factor=2))
+    assert found.assumptions == ("links 2 x as fast as measured", "GPU speeds 1, 0.5, 1, 1")
+
+
+def test_an_interconnect_that_lacks_something_says_so() -> None:
+    warned = [warning for warning in predict(with_hardware(), wired()).warnings if warning.startswith("interconnect")]
+    assert warned == [
+        "interconnect wires has no host call times (a call is taken to cost no more than a kernel's launch), no couplings "
+        "(kernels and collectives are taken not to slow each other), no communicator_bytes (communicators are taken to "
+        "need no memory): `perfmodel calibrate --interconnect wires` measures what is missing"
+    ]

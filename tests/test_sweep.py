@@ -123,6 +123,27 @@ def test_what_is_refused_or_not_predicted_comes_last_with_its_reason(toy: Path, 
     ]  # fmt: skip
 
 
+FACTOR = "hardware.interconnects.two-nodes.bandwidth_factor"
+
+
+def test_an_interconnect_that_no_configuration_uses_is_not_changed(toy: Path, answers: dict[int, Any]) -> None:
+    answers[2] = predicted(0.9, 1.0, 1.1)
+    two = ["parallelism.dp=2"]
+    ending = "must change an interconnect that is in use (in use: nvlink). Choose it by hardware.interconnect and parallelism.dp, or leave it out."  # fmt: skip
+    with pytest.raises(PerfModelError) as caught:
+        sweep(toy, {FACTOR: (1, 2)}, two)
+    assert str(caught.value) == f"--vary {FACTOR} {ending}"
+    with pytest.raises(PerfModelError) as caught:
+        sweep(toy, {"hardware.interconnect": ("nvlink",)}, [*two, f"{FACTOR}=2"])
+    assert str(caught.value) == f"--set {FACTOR} {ending}"
+
+
+def test_interconnects_may_be_compared_with_one_of_them_changed(toy: Path, answers: dict[int, Any]) -> None:
+    answers[2] = predicted(0.9, 1.0, 1.1)
+    both = {"hardware.interconnect": ("nvlink", "two-nodes")}
+    assert len(sweep(toy, both, ["parallelism.dp=2", f"{FACTOR}=2"]).ranked) == 2
+
+
 def test_a_cpu_has_no_memory(toy: Path, answers: dict[int, Any]) -> None:
     answers[2] = prediction("cpu")
     (only,) = sweep(toy, {"batch.size": (2,)}).configurations

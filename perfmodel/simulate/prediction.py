@@ -39,7 +39,9 @@ class Prediction:
 
     interval_s: 5th and 95th percentile of the steady step. breakdown: seconds by forward_s, backward_s, optimizer_s,
     exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
-    provenance: share of the device's busy time by source (exact, curve, roofline). kernels: largest total first.
+    provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
+    collectives' time alone by source (exact, curve, extrapolated), empty where there are none. assumptions: what was
+    not measured but supposed, such as faster links. kernels: largest total first.
     """
 
     scenario: Scenario
@@ -54,6 +56,8 @@ class Prediction:
     provenance: dict[str, float]
     model_flops: float
     communication_bytes: dict[str, int] = field(default_factory=dict)
+    collective_provenance: dict[str, float] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property

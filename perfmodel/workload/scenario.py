@@ -102,7 +102,7 @@ class ParallelismSection(_Section):
 
 class HardwareSection(_Section):
     """profile: a catalog name or a file. gpus: in all, over the nodes. gpu_speeds: what each GPU does in the time in
-    which one of the profile does 1; None: all are alike.
+    which one of the profile does 1; None: all are alike. nodes: those of the interconnect.
     """
 
     profile: str

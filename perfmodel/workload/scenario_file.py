@@ -25,6 +25,7 @@ MOST_VALUES = 10_000
 DEEPEST = 50
 REMEDY = "The files in scenarios/ show how one is written."
 DEFAULT_CPU_PROFILE = "cpu.json"
+INTERCONNECT = "hardware.interconnects."  # begins keys that change one
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
@@ -38,7 +39,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_question(path: Path, assignments: Iterable[str] = (), device: str | None = None) -> tuple[Scenario, Profile]:
+def load_question(
+    path: Path, assignments: Iterable[str] = (), device: str | None = None, *, others: bool = False
+) -> tuple[Scenario, Profile]:
     """The scenario in ``path`` and the profile it names, both with their ``--set`` values.
 
     Parameters
@@ -49,15 +52,49 @@ def load_question(path: Path, assignments: Iterable[str] = (), device: str | Non
         ``key=value`` with dotted keys; ``hardware.device...`` and the like change the profile.
     device : str, optional
         As in :func:`on_device`.
+    others : bool
+        Values may be of interconnects that this scenario does not use, as when several are tried in turn.
 
     Raises
     ------
     PerfModelError
-        If scenario or profile break a rule.
+        If scenario or profile break a rule, or a value changes an interconnect that is not in use.
     """
     assignments = tuple(assignments)
     scenario = on_device(load_scenario(path, assignments), device)
-    return scenario, with_assignments(load_profile(find_profile(scenario.hardware.profile)), assignments)
+    profile = load_profile(find_profile(scenario.hardware.profile))
+    if not others:
+        refuse_idle("--set", assigned_keys(assignments), [interconnect_in_use(scenario, profile)])
+    return scenario, with_assignments(profile, assignments)
+
+
+def interconnect_in_use(scenario: Scenario, profile: Profile) -> str | None:
+    """The name of the wiring that the scenario's ranks talk over; None where one rank talks to nobody."""
+    return None if scenario.parallelism.dp == 1 else scenario.hardware.interconnect or profile.interconnect
+
+
+def assigned_keys(assignments: Iterable[str]) -> list[str]:
+    """What stands left of each ``=``."""
+    return [key for key, _ in map(parse_assignment, assignments)]
+
+
+def refuse_idle(option: str, keys: Iterable[str], in_use: Iterable[str | None]) -> None:
+    """Refuse a key that changes an interconnect nobody uses, and so nothing.
+
+    option: ``--set`` or ``--vary``. in_use: names of interconnects; None stands for none.
+
+    Raises
+    ------
+    PerfModelError
+        If there is such a key.
+    """
+    names = sorted({name for name in in_use if name is not None})
+    for key in keys:
+        if key.startswith(INTERCONNECT) and not any(f"{key}.".startswith(f"{INTERCONNECT}{name}.") for name in names):
+            raise PerfModelError(
+                f"{option} {key} must change an interconnect that is in use (in use: {', '.join(names) or 'none'})."
+                " Choose it by hardware.interconnect and parallelism.dp, or leave it out."
+            )
 
 
 def on_device(scenario: Scenario, device: str | None) -> Scenario:

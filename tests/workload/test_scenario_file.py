@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Device, KernelRecord, Profile, save_profile
 from perfmodel.workload.scenario_file import (
     load_question,
@@ -207,6 +208,35 @@ def test_question_on_this_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
     assert names == ["p", "default", "own", "default"]
     assert load_question(path, ["hardware.profile=gpu.json", "hardware.gpus=2"], "cpu")[0].hardware.gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [
+        (["parallelism.dp=2", "hardware.interconnect=b"], "b"),
+        (["parallelism.dp=2"], "a"),  # the profile's own
+        (["hardware.interconnect=b"], "none"),  # one rank
+    ],
+)
+def test_values_of_an_interconnect_that_is_not_in_use_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], used: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wires = {name: Interconnect(backend="nccl") for name in ("a", "b", "b2")}
+    save_profile(small_profile(interconnects=wires, interconnect="a"), Path("p.json"))
+    path = written(tmp_path, GOOD)
+    for name in wires:
+        change = [*asked, "hardware.profile=p.json", f"hardware.interconnects.{name}.bandwidth_factor=2"]
+        assert load_question(path, change, others=True)[1].interconnects[name].bandwidth_factor == 2
+        if name == used:
+            assert load_question(path, change)[1].interconnects[name].bandwidth_factor == 2
+            continue
+        with pytest.raises(PerfModelError) as caught:
+            load_question(path, change)
+        assert str(caught.value) == (
+            f"--set hardware.interconnects.{name}.bandwidth_factor must change an interconnect that is in use (in use: "
+            f"{used}). Choose it by hardware.interconnect and parallelism.dp, or leave it out."
+        )
 
 
 def test_question_names_the_missing_profile(tmp_path: Path) -> None:

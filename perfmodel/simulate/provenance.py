@@ -1,0 +1,102 @@
+"""Where a prediction's numbers come from, what it assumes, and what its profile leaves out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from perfmodel.cost.collectives import CollectiveCost, extrapolation
+from perfmodel.cost.host import REFERENCE
+from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.profile import Profile
+from perfmodel.program.program import Program
+from perfmodel.simulate.prediction import KernelUse
+from perfmodel.simulate.timeline import Timeline
+from perfmodel.units import format_share
+from perfmodel.workload.scenario import Scenario
+
+
+def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
+    """Share of the device's busy time by source (exact, curve, roofline)."""
+    busy_s = sum(use.total_s for use in kernels) or 1.0
+    shares = dict.fromkeys(("exact", "curve", "roofline"), 0.0)
+    for use in kernels:
+        shares[use.cost.source] += use.total_s / busy_s
+    return shares
+
+
+def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> dict[str, float]:
+    """Share of the collectives' time alone by source (exact, curve, extrapolated); empty where there are none."""
+    seconds: Counter[str] = Counter()
+    for each in timeline.communications:
+        seconds[costs[each.collective].source] += costs[each.collective].time_s  # type: ignore[assignment]
+    if not seconds:
+        return {}
+    total_s = sum(seconds.values()) or 1.0
+    return {source: seconds[source] / total_s for source in ("exact", "curve", "extrapolated")}
+
+
+def assumptions(scenario: Scenario, interconnect: Interconnect | None) -> tuple[str, ...]:
+    """What nobody measured and the scenario or the profile supposes; each ends a sentence that begins "assuming".
+
+    interconnect: the one in use; None where one rank talks to nobody.
+    """
+    found = []
+    if interconnect is not None and interconnect.bandwidth_factor != 1:
+        found.append(f"links {interconnect.bandwidth_factor:g} x as fast as measured")
+    speeds = scenario.hardware.gpu_speeds or ()
+    if any(speed != 1 for speed in speeds):
+        found.append(f"GPU speeds {', '.join(f'{speed:g}' for speed in speeds)}")
+    return tuple(found)
+
+
+def kernel_warnings(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[str]:
+    """Kernels that were not measured, or not well."""
+    shares = kernel_shares(kernels)
+    if shares["roofline"] > 0.01:
+        yield (
+            f"{format_share(shares['roofline'])} of the device time is from a roofline: run `perfmodel "
+            "calibrate --scenario` on this machine"
+        )
+    elif shares["curve"] > 0.05:
+        yield (
+            f"{format_share(shares['curve'])} of the device time is from fitted curves: `perfmodel calibrate "
+            "--scenario` measures the exact kernels"
+        )
+    unstable = [use.key for use in kernels if use.key in profile.unstable]
+    if unstable:
+        yield (
+            f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
+            f"{profile.name}` names them"
+        )
+
+
+def communication_warnings(
+    program: Program, costs: Sequence[CollectiveCost], profile: Profile, name: str, interconnect: Interconnect
+) -> Iterator[str]:
+    """Collectives that are extrapolated, and what the interconnect called ``name`` lacks; none where a step has no
+    collectives.
+    """
+    if not program.collectives:
+        return
+    remedy = f"`perfmodel calibrate --interconnect {name}"
+    far = [each for each, cost in zip(program.collectives, costs, strict=True) if cost.source == "extrapolated"]
+    for ranks, words in dict.fromkeys((each.ranks, extrapolation(each.kind, each.ranks, interconnect)) for each in far):
+        yield f"{words}: {remedy} --ranks {ranks} --scenario FILE` measures them"
+    missing = list(_missing(profile, interconnect))
+    if missing:
+        yield f"interconnect {name} has {', '.join(missing)}: {remedy}` measures what is missing"
+
+
+def _missing(profile: Profile, interconnect: Interconnect) -> Iterator[str]:
+    """What a step on this device would use, with what is supposed instead. On a CPU neither kernels beside collectives
+    nor device memory are predicted.
+    """
+    if not interconnect.host.keys() - {REFERENCE}:
+        yield "no host call times (a call is taken to cost no more than a kernel's launch)"
+    if profile.device.kind != "cuda":
+        return
+    if not interconnect.couplings:
+        yield "no couplings (kernels and collectives are taken not to slow each other)"
+    if not interconnect.communicator_bytes:
+        yield "no communicator_bytes (communicators are taken to need no memory)"
