@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.errors import PerfModelError, naming
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from perfmodel.simulate.prediction import Prediction
 
 FILE = click.Path(path_type=Path)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 class _OneLineErrors(click.Group):
@@ -121,6 +123,19 @@ def _wrote(paths: list[Path]) -> None:
         click.echo(f"wrote {path}", err=True)
 
 
+def _refuse_strangers(interconnect: str | None) -> None:
+    """Options of calibrate that were given and would do nothing."""
+    source = click.get_current_context().get_parameter_source
+    alone = interconnect is None
+    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "only", "resume"):
+        if source(name) is not ParameterSource.DEFAULT:
+            rule, remedy = ("be given with", "Give both") if alone else ("not be given with", "Leave one out")
+            got = "none" if alone else interconnect
+            raise PerfModelError(
+                f"calibrate: --{name.removesuffix('_s')} must {rule} --interconnect (got {got}). {remedy}."
+            )
+
+
 @main.command()
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="What to measure."
@@ -139,7 +154,7 @@ def _wrote(paths: list[Path]) -> None:
     "budget_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="For the general calibration; 0 leaves out its grid.",
+    help="For the general calibration, or an interconnect's collectives; 0 leaves out their grid.",
 )
 @click.option(
     "--interconnect",
@@ -149,6 +164,9 @@ def _wrote(paths: list[Path]) -> None:
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Processes that it joins.")
 @click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; the same on each.")
 @click.option("--rdzv", metavar="HOST:PORT", help="Where several machines meet.")
+@click.option(
+    "--timeout", "timeout_s", type=ABOVE_0, metavar="SECONDS", help="When all ranks are ended; 400 if left out."
+)
 @click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def calibrate(
@@ -161,10 +179,13 @@ def calibrate(
     ranks: int,
     nnodes: int,
     rdzv: str | None,
+    timeout_s: float | None,
+    budget_s: float | None,
     allow_import: bool,
     **options: Any,
 ) -> None:
     """Measure this machine into a hardware profile."""
+    _refuse_strangers(interconnect)
     from perfmodel.workload.scenario_file import load_scenario
 
     scenarios = [load_scenario(path) for path in scenario_files]
@@ -172,13 +193,16 @@ def calibrate(
     if interconnect is not None:
         with _torch_needed("calibrate"):
             from calibrate.interconnect_session import calibrate_interconnect
+        limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s}
         machines = {"nodes": nnodes, "rendezvous": rdzv}
-        calibrate_interconnect(output, interconnect, device, ranks, scenarios, allow_import=allow_import, **machines)
-        _wrote([output])
+        if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):
+            _wrote([output])
+        else:
+            click.echo(f"{output} is written on rank 0's machine", err=True)
         return
     with _torch_needed("calibrate"):
         from calibrate.session import calibrate as calibrate_machine
-    options["allow_import"] = allow_import
+    options |= {"allow_import": allow_import, "budget_s": budget_s}
     calibrate_machine(output, device, scenarios=scenarios, only=only or None, progress=not quiet, **options)
     _wrote([output])
 
@@ -243,7 +267,7 @@ def formula(name: str | None) -> None:
     "--output", type=FILE, metavar="DIR", default=Path("results"), show_default=True, help="Where measurements go."
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Of a list of cases, run just this one; repeatable.")
-@click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds a case may take.")
+@click.option("--timeout", "timeout_s", type=ABOVE_0, default=300.0, show_default=True, help="Seconds a case may take.")
 @click.option(
     "--recordings", is_flag=True, help="Also record a profiler trace and the allocator's history of each case."
 )
@@ -343,7 +367,7 @@ def import_(profile_file: Path, measurements: Path, interconnect: str | None) ->
 
 @main.command()
 @click.argument("source", metavar="[FILE]", required=False)
-@click.option("--plot", type=FILE, metavar="PNG", help="Draw it there.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw it there: .png, .svg or .pdf.")
 @click.option("--groups", "layout", metavar="NAME=SIZE,...", help="List groups of ranks, innermost first: tp=4,dp=2.")
 @click.option("--gpu", metavar="NAME", help="Whose datasheet gives the rates of links where FILE names no GPU: H200.")
 def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str | None) -> None:
@@ -357,11 +381,12 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     from perfmodel.report.topology_text import topology_text
 
     graph = find_topology(source, gpu)
-    click.echo(topology_text(graph, None if layout is None else parse_layout(layout)), nl=False)
+    text = topology_text(graph, None if layout is None else parse_layout(layout))
     if plot is not None:
         from perfmodel.report.topology_plot import save_topology_plot
 
         _wrote([save_topology_plot(graph, plot)])
+    click.echo(text, nl=False)
 
 
 @main.command()

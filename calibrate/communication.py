@@ -1,6 +1,6 @@
 """Measuring an interconnect: all ranks run the stages together, and rank 0 writes down what was found after each.
 
-``python -m calibrate.communication REQUEST RESULT`` on every rank, started by :func:`measure_interconnect`.
+``python -m calibrate.communication REQUEST RESULT`` on every rank, started by :func:`measure`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.coupling import fit_couplings
-from calibrate.interconnects import environment, members, nodes_of
+from calibrate.interconnects import backend_of, environment, members, nodes_of
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
@@ -91,19 +91,6 @@ class Measured:
     topology: str | None = None
 
 
-def measure_interconnect(request: Request, timeout_s: float) -> tuple[Interconnect, dict[str, float]]:
-    """As :func:`measure`, on this machine alone, without transfers.
-
-    Returns
-    -------
-    Interconnect, and seconds of each stage.
-    """
-    found = measure(request, timeout_s)
-    if found is None:
-        raise AssertionError("one machine has all ranks")
-    return found.interconnect, found.stages_s
-
-
 def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Measured | None:
     """Run the stages on the ranks of this machine, or of several that make the same request.
 
@@ -156,7 +143,7 @@ def measured_in(path: Path, request: Request) -> Measured:
     contention = {key: ContentionRecord.model_validate(data) for key, data in found.contention.items()}
     interconnect = Interconnect.model_validate(
         {
-            "backend": "gloo" if request.device == "cpu" or request.interconnect == "gloo" else "nccl",
+            "backend": backend_of(request.device, request.interconnect),
             "environment": environment(request.interconnect, 0, request.ranks),
             "provenance": found.provenance,
             "nodes": max(nodes_of(request.interconnect), request.nodes),

@@ -17,7 +17,8 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_store import get_trace
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
-TIMEOUT_S = 400.0
+TIMEOUT_S = 400.0  # with that budget
+GENERAL = ("calls", "collective calls", "collectives", "contention", "transfers")
 
 
 def calibrate_interconnect(
@@ -27,13 +28,12 @@ def calibrate_interconnect(
     ranks: int,
     scenarios: Sequence[Scenario] = (),
     *,
-    general: bool = True,
     allow_import: bool = False,
     budget_s: float | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     nodes: int = 1,
     rendezvous: str | None = None,
-) -> Profile:
+) -> Profile | None:
     """Measure an interconnect into the profile ``output``.
 
     Parameters
@@ -48,13 +48,24 @@ def calibrate_interconnect(
         Processes, each with a GPU; groups of 2 to as many are measured.
     scenarios : sequence of Scenario
         Whose exact collectives over this interconnect to measure.
-    general : bool
-        Measure the ladder of sizes, host calls, and contention; otherwise only the scenarios' own sizes.
+    budget_s : float, optional
+        Seconds for timing collectives, :data:`BUDGET_S` if left out; sizes of the ladder that do not fit in are left
+        out. With 0 nothing but the scenarios' own collectives is measured, whatever they take.
+    timeout_s : float, optional
+        Seconds after which all ranks are ended; if left out, :data:`TIMEOUT_S` and what the budget is above the usual.
+    nodes, rendezvous
+        See :class:`~calibrate.ranks.Launch`.
+
+    Returns
+    -------
+    Profile or None
+        None on a machine that rank 0 is not on, which wrote nothing.
 
     Raises
     ------
     PerfModelError
-        If there is no profile there, the name is unknown, a rank fails, or time is up. The profile then stays as it is.
+        If there is no profile there, the name is unknown, nothing is to be measured, a rank fails, or time is up. The
+        profile then keeps what it had, and gains what stages that ended found.
     """
     environment(name, 0, ranks)
     if ranks < 2:
@@ -65,19 +76,26 @@ def calibrate_interconnect(
         )
     profile = load_profile(output)
     reference = profile.host.get("reference")
-    stages = ("calls", "collective calls", "collectives", "contention", "transfers") if general else ()
     exact = tuple(each for scenario in scenarios for each in _collectives_of(scenario, name, allow_import))
+    exact = tuple(dict.fromkeys(each for each in exact if each[3] <= ranks))
+    if budget_s == 0 and not exact:
+        raise PerfModelError(
+            f"--budget 0 leaves only what scenarios send over {name} among {ranks} ranks (got nothing). Give such a "
+            "--scenario, or a budget."
+        )
     request = Request(
         name,
         ranks,
         device,
-        BUDGET_S[device] if budget_s is None else budget_s,
-        tuple(dict.fromkeys(each for each in exact if each[3] <= ranks)),
-        stages,
+        budget_s or BUDGET_S[device],
+        exact,
+        () if budget_s == 0 else GENERAL,
         None if reference is None else reference.time_s,
         nodes=nodes,
         rendezvous=rendezvous,
     )
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S + max(request.budget_s - BUDGET_S[device], 0.0)
     kept = output.with_suffix(f".{name}.partial.json")
     try:
         found = measure(request, timeout_s, kept)
@@ -86,7 +104,7 @@ def calibrate_interconnect(
             save_profile(merged(profile, name, measured_in(kept, request).interconnect), output)
         raise
     if found is None:  # rank 0, which writes the profile, is on another machine
-        return profile
+        return None
     kept.unlink()
     interconnect, stages_s = found.interconnect, found.stages_s
     profile = merged(profile, name, interconnect, found.transfers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from perfmodel.errors import PerfModelError, did_you_mean
 
 INTERCONNECTS = ("nvlink", "host-memory", "two-nodes", "gloo")
@@ -36,6 +38,15 @@ def members(size: int, ranks: int, nodes: int) -> list[int]:
     ([0, 1], [0, 2], [0, 1, 2])
     """
     return list(range(size)) if nodes == 1 else [index * ranks // size for index in range(size)]
+
+
+def backend_of(device: str, interconnect: str | None) -> Literal["nccl", "gloo"]:
+    """The library that ranks talk through.
+
+    >>> backend_of("cuda", "nvlink"), backend_of("cuda", "gloo"), backend_of("cpu", None)
+    ('nccl', 'gloo', 'gloo')
+    """
+    return "gloo" if device == "cpu" or interconnect == "gloo" else "nccl"
 
 
 def nodes_of(name: str) -> int:

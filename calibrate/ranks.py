@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from calibrate.interconnects import environment
+from calibrate.interconnects import backend_of, environment
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 
@@ -115,11 +115,6 @@ def _take_gpu(number: int, gpus: int) -> None:
     torch.cuda.set_device(number)
 
 
-def backend_of(device: str, interconnect: str | None) -> str:
-    """The library that the ranks talk through."""
-    return "gloo" if device == "cpu" or interconnect == "gloo" else "nccl"
-
-
 def _environment(interconnect: str | None, rank: int, size: int) -> dict[str, str]:
     return {} if interconnect is None else environment(interconnect, rank, size)
 
@@ -210,20 +205,32 @@ def run_ranks(launch: Launch) -> None:
     """
     check_nodes(launch.ranks, launch.nodes, launch.rendezvous)
     log = launch.folder / "log"
+    try:
+        code = run_within(launch.timeout_s, _command(launch), log, launch.environment)
+    except subprocess.TimeoutExpired as error:
+        raise _time_is_up(launch) from error
+    if code != 0:
+        raise _first_failure(launch, log.read_text(errors="replace"))
+
+
+def run_within(timeout_s: float, command: Sequence[str], log: Path, environment: dict[str, str]) -> int:
+    """The exit code of a command that writes what it says to ``log``. Its processes end at the latest with this call.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        If it did not end within ``timeout_s``.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(launch), stdout=output, stderr=subprocess.STDOUT, env=launch.environment, start_new_session=True
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         try:
-            process.wait(launch.timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise _time_is_up(launch) from error
+            return process.wait(timeout_s)
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the ranks end with it
+                os.killpg(process.pid, signal.SIGKILL)  # ranks end with their launcher
                 process.wait()
-    if process.returncode != 0:
-        raise _first_failure(launch, log.read_text(errors="replace"))
 
 
 def _command(launch: Launch) -> list[str]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from calibrate.cuda_timing import LONGEST_HOLD_S, SLACK_S, CudaStream
+from calibrate.measuring import failure
 from calibrate.timing import Limits, calls_per_sample, is_enough, relative_spread
-from perfmodel.hardware.interconnect import TransferRecord
+from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.units import GIB, KIB
 
 LIMITS = Limits(fewest=3, most=7, fewest_long=2, most_long=3, enough_spread=0.01, enough_s=0.05, most_calls=50)
@@ -22,15 +23,6 @@ ATTEMPTS = 5  # at a sample whose host was in time
 
 Run = Callable[[int], float]  # seconds of one copy, of so many in a row
 Prepare = Callable[[int], Run]  # for copies of so many bytes
-
-
-def transfer_key(kind: str, size_bytes: int) -> str:
-    """The text under which a profile keeps a transfer.
-
-    >>> transfer_key("h2d pinned", 1048576)
-    'h2d pinned 1048576'
-    """
-    return f"{kind} {size_bytes}"
 
 
 def transfer_sizes(most_bytes: int = GIB) -> list[int]:
@@ -61,8 +53,7 @@ def transfer_records(
             try:
                 found[transfer_key(kind, size_bytes)] = _record(prepare(size_bytes), clock)
             except RuntimeError as problem:  # out of memory is one
-                reason = str(problem).strip().partition("\n")[0][:200] or type(problem).__name__
-                found[transfer_key(kind, size_bytes)] = TransferRecord(error=reason)
+                found[transfer_key(kind, size_bytes)] = TransferRecord(error=failure(problem))
     return found
 
 

@@ -175,6 +175,13 @@ def test_topology(folder: Path) -> None:
     assert Path("topology.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_unknown_kind_of_picture_is_one_sentence(folder: Path) -> None:
+    assert failure("topology", "1x2:pcie", "--plot", "x.xyz") == (
+        "Error: x.xyz: a plot must end in .png, .svg, .pdf (got '.xyz'). Choose one of them."
+    )
+    assert not Path("x.xyz").exists()
+
+
 def test_a_topology_of_nothing_known_is_one_sentence(folder: Path) -> None:
     result = run("topology", "2x")
     assert result.exit_code == 1
@@ -188,6 +195,15 @@ def test_measurements_of_other_tools_are_imported(folder: Path) -> None:
     result = run("profile", "import", "toy.json", str(data), "--interconnect", "nvlink")
     assert result.exit_code == 0, result.output
     assert load_profile(Path("toy.json")).interconnect == "nvlink"
+
+
+def test_a_negative_buffer_is_one_sentence(folder: Path) -> None:
+    data = json.loads((Path(__file__).parent / "data" / "imports" / "nvbandwidth.json").read_text())
+    data["nvbandwidth"]["bufferSize"] = -5
+    Path("copies.json").write_text(json.dumps(data))
+    assert failure("profile", "import", "toy.json", "copies.json").startswith(
+        "Error: copies.json: bufferSize must be above 0 MiB (got -5)."
+    )
 
 
 def test_schema() -> None:
@@ -209,6 +225,47 @@ def test_calibrate_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert one == {"resume": True, "name": "n", "only": None, "progress": True} | new
     again = {"resume": False, "name": None, "only": ("a", "b"), "progress": False}
     assert two == {"scenarios": [], "budget_s": 0.0, "allow_import": True} | again
+
+
+def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    answers = iter([object(), None])
+
+    def calibrate(*asked: Any, **options: Any) -> Any:
+        calls.append((asked, options))
+        return next(answers)
+
+    monkeypatch.setattr("calibrate.interconnect_session.calibrate_interconnect", calibrate)
+    asked = ("calibrate", "--interconnect", "gloo", "--device", "cpu")
+    plain = run(*asked)
+    limits = ("--budget", 7, "--timeout", 9, "--ranks", 4, "--nnodes", 2, "--rdzv", "host:1")
+    elsewhere = run(*asked, *limits)
+    assert (plain.stderr, elsewhere.stderr) == ("wrote cpu.json\n", "cpu.json is written on rank 0's machine\n")
+    (first, one), (second, two) = calls
+    assert (first, second) == tuple((Path("cpu.json"), "gloo", "cpu", ranks, []) for ranks in (2, 4))
+    usual = {"allow_import": False, "budget_s": None, "timeout_s": None, "nodes": 1, "rendezvous": None}
+    assert one == usual
+    assert two == usual | {"budget_s": 7.0, "timeout_s": 9.0, "nodes": 2, "rendezvous": "host:1"}
+
+
+@pytest.mark.parametrize("option", [("--resume",), ("--only", "a"), ("--name", "n")])
+def test_calibrate_refuses_what_interconnects_do_not_take(folder: Path, option: tuple[str, ...]) -> None:
+    assert failure("calibrate", "--interconnect", "nvlink", *option) == (
+        f"Error: calibrate: {option[0]} must not be given with --interconnect (got nvlink). Leave one out."
+    )
+
+
+@pytest.mark.parametrize("option", [("--ranks", 2), ("--nnodes", 1), ("--rdzv", "host:1"), ("--timeout", 9)])
+def test_calibrate_refuses_what_only_interconnects_take(folder: Path, option: tuple[object, ...]) -> None:
+    assert failure("calibrate", *option) == (
+        f"Error: calibrate: {option[0]} must be given with --interconnect (got none). Give both."
+    )
+
+
+def test_the_usual_time_limit_is_said() -> None:
+    from calibrate.interconnect_session import TIMEOUT_S
+
+    assert f"{TIMEOUT_S:g} if left" in " ".join(run("calibrate", "--help").stdout.split())
 
 
 def test_validate_shows_predictions_beside_measurements(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.ranks import GROUP_TIMEOUT_S, Launch, of_rank_path, run_ranks
+from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.units import format_bytes, format_seconds
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 300.0
-LONGEST_CAUSE = 200
-FORMS = ("naive", "flat", "overlap", "ddp")
 
 
 @dataclass
@@ -129,9 +126,9 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             f"{name}: parallelism.strategy must be none on one GPU (got dp: 1, strategy: {section.strategy}). "
             "Leave it out."
         )
-    if section.dp > 1 and (section.strategy not in FORMS or scenario.mode != "train"):
+    if section.dp > 1 and (section.strategy not in (forms := _forms()) or scenario.mode != "train"):
         raise PerfModelError(
-            f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
+            f"{name}: several GPUs must train with a strategy of {', '.join(forms)} to be run here (got mode: "
             f"{scenario.mode}, strategy: {section.strategy}). Choose one."
         )
     if section.dp > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
@@ -154,29 +151,27 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
         raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
 
 
+def _forms() -> Sequence[str]:
+    from validate.data_parallel import FORMS  # torch
+
+    return tuple(FORMS)
+
+
 def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:
     name, answered, log = request["name"], folder / "result.json", folder / "log"
     command = [sys.executable, *_program(request, effort, folder)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=_environment(), start_new_session=True
-        )
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise PerfModelError(
-                f"{name}: the run must end within {timeout_s:g} s (it did not). "
-                "Allow more with --timeout, or make it smaller."
-            ) from error
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    if process.returncode != 0 or not answered.exists():
+    try:
+        code = run_within(timeout_s, command, log, _environment())
+    except subprocess.TimeoutExpired as error:
+        raise PerfModelError(
+            f"{name}: the run must end within {timeout_s:g} s (it did not). "
+            "Allow more with --timeout, or make it smaller."
+        ) from error
+    if code != 0 or not answered.exists():
         text = log.read_text(errors="replace")
         print(text, file=sys.stderr, end="")
         raise PerfModelError(
-            f"{name}: the step must run on {request['device']} (exit code {process.returncode}: {_last_line(text)}). "
+            f"{name}: the step must run on {request['device']} (exit code {code}: {_last_line(text)}). "
             "The whole message is above."
         )
     result: dict[str, Any] = json.loads(answered.read_text())

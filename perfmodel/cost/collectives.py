@@ -19,13 +19,20 @@ growing with the steps makes small messages of 4 ranks twice as slow as they are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, log2
+from math import ceil, hypot, log2
 from typing import Literal, NamedTuple
 
 from perfmodel.cost.segments import Line, segment_time_s
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import COLLECTIVES, CollectiveSegment, Interconnect, collective_key
-from perfmodel.units import DTYPE_BYTES
+from perfmodel.hardware.interconnect import (
+    CHUNKED,
+    COLLECTIVES,
+    CollectiveSegment,
+    Interconnect,
+    busbw_factor,
+    collective_key,
+)
+from perfmodel.units import DTYPE_BYTES, format_bytes
 
 Source = Literal["exact", "curve", "extrapolated"]
 # Relative; of the curves of H200s over three wirings, points that were left out were 2 to 3 % off in the median and 4
@@ -43,15 +50,15 @@ ACROSS_NODES_SPREAD = 0.5
 # A step's latency over what a launch costs, where only one group was measured: 0.14 to 0.33 of the rings of H200s; an
 # all_to_all sends to all at once.
 STEP_SHARE = {"all_reduce": 0.2, "all_gather": 0.2, "reduce_scatter": 0.2, "all_to_all": 0.05}
-CHUNKED = ("all_gather", "reduce_scatter", "all_to_all")
 RINGS = ("all_reduce", *CHUNKED)
 USUAL = ("float32", "bfloat16", "float16")
 DTYPES = (*USUAL, *(name for name in DTYPE_BYTES if name not in USUAL))
 
 
 class CollectiveCost(NamedTuple):
-    """time_s: from the last rank's arrival to the end. spread: relative standard deviation. source: how it is known.
-    algbw_bytes_per_s, busbw_bytes_per_s: as nccl-tests defines them.
+    """time_s: from the last rank's arrival to the end. spread: relative standard deviation. source: how it is known;
+    extrapolated to other numbers of ranks, or beyond the largest size of a curve. algbw_bytes_per_s,
+    busbw_bytes_per_s: as nccl-tests defines them.
     """
 
     time_s: float
@@ -59,16 +66,6 @@ class CollectiveCost(NamedTuple):
     source: Source
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
-
-
-def busbw_factor(kind: str, ranks: int) -> float:
-    """busbw / algbw: what a ring would need of a link for one byte a second of size.
-
-    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    share = (ranks - 1) / ranks
-    return 2 * share if kind == "all_reduce" else share if kind in CHUNKED else 1.0
 
 
 def algbw_bytes_per_s(size_bytes: int, time_s: float) -> float:
@@ -132,6 +129,40 @@ def collective_cost(
     return _cost(kind, ranks, size_bytes, time_s, found.spread, found.source)
 
 
+def measured_groups(kind: str, interconnect: Interconnect) -> list[int]:
+    """Numbers of ranks whose curve of this kind is known, ascending: what other numbers are extrapolated from."""
+    measured = (name.split() for name, segments in interconnect.segments.items() if segments)
+    return sorted(int(ranks) for name, ranks in measured if name == kind)
+
+
+def nodes_of(ranks: int, interconnect: Interconnect) -> int:
+    """On how many nodes that many ranks are: as measured, and beyond that with as many ranks a node as the largest
+    all_reduce had. Inside one node all stay in it.
+
+    >>> segment = CollectiveSegment(least_bytes=1, most_bytes=2, alpha_s=1, beta_s_per_byte=1)
+    >>> wires = Interconnect(backend="nccl", nodes=2, segments={"all_reduce 4": (segment,)})
+    >>> [nodes_of(ranks, wires) for ranks in (2, 4, 5, 8)]
+    [2, 2, 3, 4]
+    """
+    largest = max(measured_groups("all_reduce", interconnect), default=ranks)
+    if interconnect.nodes == 1 or ranks <= largest:
+        return min(interconnect.nodes, ranks)
+    return ceil(ranks * interconnect.nodes / largest)
+
+
+def extrapolation(kind: str, ranks: int, interconnect: Interconnect) -> str:
+    """In words, what an extrapolated collective is extrapolated from."""
+    segments = interconnect.segments.get(f"{kind} {ranks}")
+    if segments:
+        measured = format_bytes(segments[-1].most_bytes)
+        return f"collectives of {ranks} ranks are extrapolated from sizes of up to {measured} by the end of their curve"
+    groups = measured_groups(kind, interconnect)
+    known = f"{groups[0]} to {groups[-1]}" if len(groups) > 1 else str(groups[0])
+    nodes = nodes_of(ranks, interconnect)
+    formulas, where = ("ring", "inside one node") if nodes == 1 else ("ring and tree", f"over {nodes} nodes")
+    return f"collectives of {ranks} ranks are extrapolated from those of {known} by {formulas} formulas, as {where}"
+
+
 def _measured_cost(
     kind: str, ranks: int, dtype: str, size_bytes: int, interconnect: Interconnect, exact: bool
 ) -> CollectiveCost:
@@ -142,7 +173,8 @@ def _measured_cost(
             return _cost(kind, ranks, size_bytes, record.time_s, record.spread, "exact")
     segments = interconnect.segments.get(f"{kind} {ranks}")
     if segments:
-        return _cost(kind, ranks, size_bytes, segment_time_s(segments, size_bytes), CURVE_SPREAD, "curve")
+        source: Source = "curve" if size_bytes <= segments[-1].most_bytes else "extrapolated"
+        return _cost(kind, ranks, size_bytes, segment_time_s(segments, size_bytes), CURVE_SPREAD, source)
     measured = _nearest_group(kind, ranks, interconnect)
     time_s = _carried_on(kind, ranks, measured, size_bytes, interconnect)
     return _cost(kind, ranks, size_bytes, time_s, _carried_spread(kind, ranks / measured, interconnect), "extrapolated")
@@ -153,16 +185,10 @@ def _cost(kind: str, ranks: int, size_bytes: int, time_s: float, spread: float, 
     return CollectiveCost(time_s, spread, source, algbw, algbw * busbw_factor(kind, ranks))
 
 
-def _groups(kind: str, interconnect: Interconnect) -> list[int]:
-    """Numbers of ranks whose curve of this kind is known, ascending."""
-    measured = (name.split() for name, segments in interconnect.segments.items() if segments)
-    return sorted(int(ranks) for name, ranks in measured if name == kind)
-
-
 def _nearest_group(kind: str, ranks: int, interconnect: Interconnect) -> int:
-    groups = _groups(kind, interconnect)
+    groups = measured_groups(kind, interconnect)
     if not groups:
-        known = ", ".join(sorted(name for name in COLLECTIVES if _groups(name, interconnect))) or "none"
+        known = ", ".join(sorted(name for name in COLLECTIVES if measured_groups(name, interconnect))) or "none"
         raise PerfModelError(
             f"the interconnect must have been measured for {kind} (it has {known}), which {ranks} ranks need."
             " Measure it with `perfmodel calibrate --interconnect`."
@@ -206,7 +232,7 @@ def _launch_s(kind: str, measured: int, interconnect: Interconnect) -> float:
     def alpha_s(ranks: int) -> float:
         return max(interconnect.segments[f"{kind} {ranks}"][0].alpha_s, 0.0)
 
-    groups = [each for each in _groups(kind, interconnect) if each <= measured]
+    groups = [each for each in measured_groups(kind, interconnect) if each <= measured]
     inside = [each for each in groups if interconnect.nodes > 1 and each <= measured / interconnect.nodes]
     if inside:  # what the wires between nodes add is latency
         return min(alpha_s(inside[-1]), alpha_s(measured))

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from perfmodel.cost.segments import Point, fit_segments, segment_time_s
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord
+from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
 from perfmodel.hardware.profile import Profile
 
 Direction = Literal["h2d", "d2h", "both", "p2p"]
@@ -56,15 +56,6 @@ def transfer_name(direction: str, memory: str | None) -> str:
     return direction if direction == "p2p" else f"{direction} {memory}"
 
 
-def transfer_key(direction: str, memory: str | None, size_bytes: int) -> str:
-    """The text under which a profile keeps a transfer.
-
-    >>> transfer_key("h2d", "pinned", 1048576)
-    'h2d pinned 1048576'
-    """
-    return f"{transfer_name(direction, memory)} {size_bytes}"
-
-
 def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: Profile) -> TransferCost:
     """Of one copy; nothing for no bytes.
 
@@ -87,7 +78,7 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
     name = transfer_name(direction, memory)
     if size_bytes == 0:
         return TransferCost(0.0, 0.0, "exact", 0.0)
-    record = profile.transfers.get(f"{name} {size_bytes}")
+    record = profile.transfers.get(transfer_key(name, size_bytes))
     if record is not None and record.time_s is not None:
         return TransferCost(record.time_s, record.spread, "exact", size_bytes / record.time_s)
     curves = _curves(profile.transfers)
@@ -101,10 +92,21 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
 
 
 def transfer_points(transfers: Mapping[str, TransferRecord]) -> dict[str, list[Point]]:
-    """Measured sizes by name (``h2d pinned``), ascending; without failures."""
+    """Measured sizes by name (``h2d pinned``), ascending; without failures.
+
+    Raises
+    ------
+    PerfModelError
+        If a key does not end in a number of bytes.
+    """
     found: dict[str, list[Point]] = {}
     for key, record in transfers.items():
         name, _, size_bytes = key.rpartition(" ")
+        if not (size_bytes.isdecimal() and int(size_bytes) > 0):
+            raise PerfModelError(
+                f"the key of a transfer must end in bytes, as in 'h2d pinned 1024' (got {key!r})."
+                " Measure it again with `perfmodel calibrate`."
+            )
         if record.time_s is not None:
             found.setdefault(name, []).append(Point(int(size_bytes), record.time_s, record.spread))
     return {name: sorted(points) for name, points in sorted(found.items())}

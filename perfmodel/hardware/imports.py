@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import read_json
-from perfmodel.hardware.interconnect import CollectiveRecord, TransferRecord, collective_key
+from perfmodel.hardware.interconnect import (
+    CollectiveRecord,
+    TransferRecord,
+    busbw_factor,
+    collective_key,
+    transfer_key,
+)
 from perfmodel.units import GB, MIB, US
 
 KINDS = {
@@ -30,6 +36,7 @@ KINDS = {
     "sendrecv_perf": "send_recv",
 }
 DTYPES = {
+    **{name: name for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "bfloat16")},
     "half": "float16",
     "float": "float32",
     "double": "float64",
@@ -39,18 +46,22 @@ DTYPES = {
 NCCL_REMEDY = "Save what one of nccl-tests' programs prints, or writes with -J."
 NVBANDWIDTH_REMEDY = "Save what `nvbandwidth -j` prints."
 BUFFER_BYTES = 512 * MIB  # of nvbandwidth, unless told otherwise
+LEAST_US, MOST_US = 1e-3, 1e12  # of a collective
+LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  # of a copy
 # by what a record's key begins with: test cases, of which the first that passed counts
 TRANSFERS = {
     "h2d pinned": ("host_to_device_memcpy_ce",),
     "d2h pinned": ("device_to_host_memcpy_ce",),
     "p2p": ("device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"),
 }
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError)  # of JSON that is laid out otherwise
 BOTH_WAYS = ("host_to_device_bidirectional_memcpy_ce", "device_to_host_bidirectional_memcpy_ce")
 
 
 class _Row(NamedTuple):
-    """One size of one test, out of place. spread: relative, where iterations were told apart."""
+    """One size of one test, out of place. place: in the file. spread: relative, where iterations were told apart."""
 
+    place: str
     program: str
     ranks: int
     dtype: str
@@ -105,22 +116,29 @@ def _spread(values: Sequence[float], alone: float = 0.0) -> float:
 
 def _checked_key(path: Path, row: _Row) -> str:
     """Refuses rows whose numbers do not belong together, as when ranks were cut from the list."""
-    where = f"{path}: {row.program} of {row.size_bytes} bytes"
+    where = f"{path}: {row.place}: {row.program} of {row.size_bytes} bytes"
     kind = KINDS.get(row.program)
     if kind is None:
         raise PerfModelError(f"{path}: the test must be one of {', '.join(KINDS)} (got {row.program!r}). {NCCL_REMEDY}")
     if row.ranks < 2:
         raise PerfModelError(f"{where}: must list the devices of at least 2 ranks (got {row.ranks}). {NCCL_REMEDY}")
-    if not (math.isfinite(row.time_us) and row.time_us > 0):
-        raise PerfModelError(f"{where}: its time must be above 0 us (got {row.time_us}). {NCCL_REMEDY}")
-    share = (row.ranks - 1) / row.ranks
-    factor = {"all_reduce": 2 * share, "broadcast": 1.0, "send_recv": 1.0}.get(kind, share)
+    if row.dtype not in DTYPES:
+        raise PerfModelError(
+            f"{where}: its type must be one of {', '.join(DTYPES)} (got {row.dtype!r:.40}). {NCCL_REMEDY}"
+        )
+    if not LEAST_US <= row.time_us <= MOST_US:
+        raise PerfModelError(
+            f"{where}: its time must be from {LEAST_US:g} to {MOST_US:g} us (got {row.time_us:g}). {NCCL_REMEDY}"
+        )
+    if not 0 <= row.spread < math.inf:
+        raise PerfModelError(f"{where}: its spread must be at least 0 % (got {100 * row.spread:g}). {NCCL_REMEDY}")
+    factor = busbw_factor(kind, row.ranks)
     if abs(row.busbw_gb_per_s - factor * row.algbw_gb_per_s) > 0.01 * row.busbw_gb_per_s + 0.02:
         raise PerfModelError(
             f"{where}: busbw must be {factor:.4g} times algbw with {row.ranks} ranks"
             f" (got {row.busbw_gb_per_s:g} and {row.algbw_gb_per_s:g}). Keep all lines that list devices."
         )
-    return collective_key(kind, row.ranks, DTYPES.get(row.dtype, row.dtype), row.size_bytes)
+    return collective_key(kind, row.ranks, DTYPES[row.dtype], row.size_bytes)
 
 
 class _Table:
@@ -135,13 +153,13 @@ class _Table:
         self._iterations = 1
 
     def rows(self, lines: Iterable[str]) -> Iterable[_Row]:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             self._program = _program_in(line) or self._program
             cells = line.split()
             if line.startswith("#"):
                 self._comment(line, cells[1:])
             elif self._columns and cells and cells[0].isdigit() and int(cells[0]) > 0:
-                row = self._row(line, cells)
+                row = self._row(f"line {number}", line, cells)
                 if row is not None:
                     yield row
 
@@ -161,7 +179,7 @@ class _Table:
                 )
             self._columns = words
 
-    def _row(self, line: str, cells: list[str]) -> _Row | None:
+    def _row(self, place: str, line: str, cells: list[str]) -> _Row | None:
         columns = self._columns
         if columns[-1] == "timestamp":
             columns, cells = columns[:-1], cells[:-2]
@@ -171,6 +189,7 @@ class _Table:
             value = {name: cells[columns.index(name) - len(columns)] for name in columns if name not in columns[:3]}
             wrong = value.get("#wrong", "N/A")
             return _Row(
+                place=place,
                 program=self._program or "",
                 ranks=len(self._ranks) // max(len(self._groups), 1),
                 dtype=cells[columns.index("type")],
@@ -184,7 +203,7 @@ class _Table:
             )
         except (ValueError, IndexError, KeyError) as error:
             raise PerfModelError(
-                f"{self._path}: a row of the table must have numbers under {' '.join(columns)}"
+                f"{self._path}: {place}: a row of the table must have numbers under {' '.join(columns)}"
                 f" (got {line.strip()!r:.80}). {NCCL_REMEDY}"
             ) from error
 
@@ -201,9 +220,13 @@ def _json_rows(path: Path) -> list[_Row]:
         config = data["config"]
         program = _program_in(" ".join(data.get("args", []))) or _program_in(path.name) or ""
         ranks = _ranks_of(config.get("devices", data.get("devices", [])), config["nthreads"] * config["ngpus"])
-        results = [each for each in data["results"] if each.get("out_of_place") and each["size"] > 0]
-        return [_json_row(each, program, ranks, int(config.get("iterations", 1))) for each in results]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        results = {f"results[{number}]": each for number, each in enumerate(data["results"])}
+        return [
+            _json_row(place, each, program, ranks, int(config.get("iterations", 1)))
+            for place, each in results.items()
+            if each.get("out_of_place") and each["size"] > 0
+        ]
+    except MALFORMED as error:
         raise PerfModelError(
             f"{path}: output of nccl-tests must have config, devices and results as -J writes them"
             f" ({type(error).__name__}: {error}). {NCCL_REMEDY}"
@@ -220,11 +243,12 @@ def _ranks_of(devices: Sequence[Any], a_process: int) -> int:
     return whole // len(groups)
 
 
-def _json_row(result: dict[str, Any], program: str, ranks: int, iterations: int) -> _Row:
+def _json_row(place: str, result: dict[str, Any], program: str, ranks: int, iterations: int) -> _Row:
     values, apart = result["out_of_place"], result.get("out_of_place_per_iter") or {}
     if "cpu_time" in values:
         raise ValueError("times must be those of the device, without -C")
     return _Row(
+        place=place,
         program=program,
         ranks=ranks,
         dtype=str(result["type"]),
@@ -268,17 +292,19 @@ def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str
         report = data["nvbandwidth"]
         size_bytes = int(report.get("bufferSize", buffer_bytes / MIB) * MIB)
         cases = {str(each["name"]): _case(each) for each in report["testcases"]}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise PerfModelError(
             f"{path}: output of nvbandwidth must have nvbandwidth.testcases, each with name, status and"
             f" bandwidth_matrix ({type(error).__name__}: {error}). {NVBANDWIDTH_REMEDY}"
         ) from error
+    if size_bytes < 1:
+        raise PerfModelError(f"{path}: bufferSize must be above 0 MiB (got {size_bytes / MIB:g}). {NVBANDWIDTH_REMEDY}")
     found = {
-        f"{name} {size_bytes}": _transfer([cases.get(each) for each in names], size_bytes)
+        transfer_key(name, size_bytes): _transfer([cases.get(each) for each in names], size_bytes)
         for name, names in TRANSFERS.items()
     }
     slower = sorted((each for each in map(cases.get, BOTH_WAYS) if each), key=_bandwidth)
-    found[f"both pinned {size_bytes}"] = _transfer(slower, size_bytes)
+    found[transfer_key("both pinned", size_bytes)] = _transfer(slower, size_bytes)
     records = {key: record for key, record in found.items() if record is not None}
     if not records:
         known = ", ".join((*(name for names in TRANSFERS.values() for name in names), *BOTH_WAYS))
@@ -302,8 +328,9 @@ def _case(testcase: dict[str, Any]) -> _Case | None:
     if status == "Passed":
         values = [float(cell) for row in testcase["bandwidth_matrix"] for cell in row if cell != "N/A"]
         values = [value for value in values if value != 0]
-        if not values or not all(math.isfinite(value) and value > 0 for value in values):
-            raise ValueError(f"{testcase['name']} must have bandwidths above 0, got {values}")
+        if not values or not all(LEAST_GB_PER_S <= value <= MOST_GB_PER_S for value in values):
+            known = f"bandwidths from {LEAST_GB_PER_S:g} to {MOST_GB_PER_S:g} GB/s"
+            raise ValueError(f"{testcase['name']} must have {known}, got {values}")
         return _Case(tuple(values), None)
     return _Case((), str(testcase.get("error", status))) if status == "Error" else None
 

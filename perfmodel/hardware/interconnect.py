@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 LIBRARY = "library"  # among communicator_bytes
 
+
+def _of_communicator(key: str) -> str:
+    """A key of communicator_bytes."""
+    if key != LIBRARY and not (key.isdecimal() and key.isascii() and int(key) > 0):
+        raise PydanticCustomError("communicator", f"Input should be of a number of ranks or {LIBRARY!r}")
+    return key
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0)]
+Communicator = Annotated[str, AfterValidator(_of_communicator)]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+CHUNKED = ("all_gather", "reduce_scatter", "all_to_all")  # of whose size each rank has a part
 
 
 class _Section(BaseModel):
@@ -127,12 +139,12 @@ class Interconnect(_Section):
     nodes: Annotated[int, Field(ge=1)] = 1
     collectives: dict[str, CollectiveRecord] = {}
     segments: dict[str, tuple[CollectiveSegment, ...]] = {}
-    communicator_bytes: dict[str, int] = {}
+    communicator_bytes: dict[Communicator, Bytes] = {}
     host: dict[str, CallRecord] = {}
     contention: dict[str, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
     rerun_spread: NotNegative | None = None
-    bandwidth_factor: Positive = 1.0
+    bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 
 
 def communicators_bytes(groups: Iterable[int], interconnect: Interconnect) -> int:
@@ -164,3 +176,22 @@ def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:
     'all_reduce 4 float32 26214400'
     """
     return f"{kind} {ranks} {dtype} {size_bytes}"
+
+
+def transfer_key(kind: str, size_bytes: int) -> str:
+    """The text under which a profile keeps a :class:`TransferRecord`.
+
+    >>> transfer_key("h2d pinned", 1048576)
+    'h2d pinned 1048576'
+    """
+    return f"{kind} {size_bytes}"
+
+
+def busbw_factor(kind: str, ranks: int) -> float:
+    """busbw / algbw, as nccl-tests defines them: what a ring would need of a link for one byte a second of size.
+
+    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    share = (ranks - 1) / ranks
+    return 2 * share if kind == "all_reduce" else share if kind in CHUNKED else 1.0

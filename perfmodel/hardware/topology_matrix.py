@@ -34,7 +34,6 @@ class Matrix(NamedTuple):
     codes: dict[tuple[str, str], str]
     cpu_affinity: dict[str, str | None]
     numa: dict[str, str | None]
-    gpu_numa_id: dict[str, str | None]
     nic_names: dict[str, str]
 
     @property
@@ -53,17 +52,14 @@ def nvlinks(code: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def cpu_numbers(affinity: str) -> tuple[int, ...]:
-    """The processors of a CPU affinity.
+def processors(affinity: str) -> tuple[range, ...]:
+    """Of a CPU affinity.
 
-    >>> cpu_numbers("0-2,8")
-    (0, 1, 2, 8)
+    >>> processors("0-2,8")
+    (range(0, 3), range(8, 9))
     """
-    found: list[int] = []
-    for part in affinity.split(","):
-        first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return tuple(found)
+    ends = (part.partition("-") for part in affinity.split(","))
+    return tuple(range(int(first), int(last or first) + 1) for first, _, last in ends)
 
 
 def parse_matrix(text: str, where: str = "nvidia-smi topo -m") -> Matrix:
@@ -107,7 +103,6 @@ def parse_matrix(text: str, where: str = "nvidia-smi topo -m") -> Matrix:
         codes={(row, column): code for row, cells in rows.items() for column, code in cells.items() if row != column},
         cpu_affinity=by_column["CPU Affinity"],
         numa=by_column["NUMA Affinity"],
-        gpu_numa_id=by_column["GPU NUMA ID"],
         nic_names=_nic_legend(lines[start + 1 + len(devices) :], devices),
     )
 

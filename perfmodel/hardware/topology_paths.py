@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 EXACT_RING = 8  # GPUs; of more, rings are found machine by machine
+GREEDY_RING = 64  # GPUs of a machine; of more, the ring is in their numbering order
 # In order, which goes before which among equals. A link without a number counts as narrower than any with one, except
 # NVLinks, of which more are wider: these numbers only put links in order.
 _UNKNOWN = {"nvlink": 1e18, "pcie": 4.0, "host": 3.0, "smp": 2.0, "network": 1.0}
@@ -58,19 +59,33 @@ def _width(edge: Mapping[str, Any]) -> float:
     return _UNKNOWN[edge["kind"]] * (edge["links"] or 1) if known is None else known
 
 
+class _Level(NamedTuple):
+    """Links of some width or wider. between: those that end at no GPU; part: what they join, by number."""
+
+    wide: nx.Graph
+    between: nx.Graph
+    part: dict[str, int]
+
+
 class Paths:
-    """Best paths of one graph, as :func:`best_path`; what they share is found once.
+    """Best paths of one graph; what they share is found once.
 
     The widest way runs over links no narrower than some width: the largest at which both ends are still joined.
+
+    Notes
+    -----
+    Assumes: no other traffic, and links at their rates; what is achieved is less. A link whose rate nobody stated
+    counts as narrower than any with a rate, unless it is an NVLink.
     """
 
     def __init__(self, graph: nx.Graph) -> None:
         import networkx as nx
 
         self._graph = graph
-        self._gpus = dict.fromkeys(name for name, kind in graph.nodes(data="kind") if kind == "gpu")
+        self._gpus = {name: place for place, (name, kind) in enumerate(graph.nodes(data="kind")) if kind == "gpu"}
         self._found: dict[tuple[str, str], Path | None] = {}
-        self._levels: list[tuple[nx.Graph, dict[str, int]]] = []  # links so wide, and what they join but for GPUs
+        self._levels: list[_Level] = []
+        self._peers = {name: self._over_nvlink(name) for name in self._gpus}
         wide = nx.Graph()
         wide.add_nodes_from(graph)
         order = list(_UNKNOWN)
@@ -78,15 +93,34 @@ class Paths:
             for a, b, edge in graph.edges(data=True):
                 if _width(edge) >= width:  # hops count first, then kinds
                     wide.add_edge(a, b, cost=1000 + order.index(edge["kind"]))
-            parts = nx.connected_components(wide.subgraph(set(graph).difference(self._gpus)))
-            self._levels.append((wide.copy(), {name: number for number, part in enumerate(parts) for name in part}))
+            between = wide.subgraph(set(graph).difference(self._gpus)).copy()
+            parts = enumerate(nx.connected_components(between))
+            self._levels.append(_Level(wide.copy(), between, {name: number for number, part in parts for name in part}))
+
+    def _over_nvlink(self, gpu: str) -> set[str]:
+        """GPUs that a bond, or an NVSwitch, joins to one."""
+        found: set[str] = set()
+        for hub, edge in self._graph[gpu].items():
+            if edge["kind"] == "nvlink":
+                found.update([hub] if hub in self._gpus else self._graph[hub])
+        return found.intersection(self._gpus) - {gpu}
 
     def width(self, path: Path) -> float:
         """Of its bottleneck, for comparing: :func:`_width`."""
         return math.inf if path.bottleneck is None else _width(self._graph.edges[path.bottleneck])
 
     def best(self, a: str, b: str) -> Path:
-        """The path from a to b."""
+        """The path from a to b whose narrowest link is widest; of equals the shortest, then NVLink before PCIe, and so
+        on.
+
+        GPUs do not pass on what is not for them, except one of the same machine over its NVLinks, where that is wider
+        and there is no way by NVLink alone: NCCL uses them so to reach a peer (NVB) or a NIC (PXN).
+
+        Raises
+        ------
+        PerfModelError
+            If a or b is not in the graph, or nothing joins them.
+        """
         for name in (a, b):
             if name not in self._graph:
                 known = did_you_mean(name, self._graph)
@@ -112,14 +146,17 @@ class Paths:
     def _search(self, a: str, b: str) -> Path | None:
         import networkx as nx
 
-        def cost(u: str, v: str, edge: Mapping[str, int]) -> int | None:
-            hidden = any(end in self._gpus and end not in (a, b) for end in (u, v))
-            return None if hidden else edge["cost"]
-
-        for wide, part in self._levels:
+        for wide, between, part in self._levels:
+            if wide.has_edge(a, b):
+                return self._path((a, b))
             there = [{part[each] for each in (name, *wide[name]) if each in part} for name in (a, b)]
-            if wide.has_edge(a, b) or not there[0].isdisjoint(there[1]):
-                return self._path(nx.bidirectional_dijkstra(wide, a, b, weight=cost)[1])
+            if not there[0].isdisjoint(there[1]):
+                ends = self._gpus.keys() & {a, b}
+                links = [(end, other, link) for end in ends for other, link in wide[end].items() if other in part]
+                between.add_edges_from(links)
+                nodes = nx.bidirectional_dijkstra(between, a, b, weight="cost")[1]
+                between.remove_nodes_from(ends)
+                return self._path(nodes)
         return None
 
     def _relayed(self, a: str, b: str) -> Iterable[Path]:
@@ -127,8 +164,9 @@ class Paths:
         machine = self._graph.nodes[a]["node"]
         if self._graph.nodes[b]["node"] != machine:
             return
-        for gpu in self._gpus:
-            if gpu not in (a, b) and self._graph.nodes[gpu]["node"] == machine:
+        near = self._peers.get(a, set()) | self._peers.get(b, set())
+        for gpu in sorted(near - {a, b}, key=self._gpus.__getitem__):
+            if self._graph.nodes[gpu]["node"] == machine:
                 first, second = self._direct(a, gpu), self._direct(gpu, b)
                 if first and second and (self._is_nvlink(first) or self._is_nvlink(second)):
                     yield self._path([*first.nodes, *second.nodes[1:]])
@@ -142,50 +180,36 @@ class Paths:
         return Path(tuple(nodes), narrowest, None if None in rates else limit, limit)
 
 
-def best_path(graph: nx.Graph, a: str, b: str) -> Path:
-    """The path from a to b whose narrowest link is widest; of equals the shortest, then NVLink before PCIe and so on.
-
-    GPUs do not pass on what is not for them, except one of the same machine over its NVLinks, where that is wider and
-    there is no way by NVLink alone: NCCL uses them so to reach a peer (NVB) or a NIC (PXN).
-
-    Raises
-    ------
-    PerfModelError
-        If a or b is not in the graph, or nothing joins them.
-
-    Notes
-    -----
-    Assumes: no other traffic, and links at their rates; what is achieved is less. A link whose rate nobody stated
-    counts as narrower than any with a rate, unless it is an NVLink.
-    """
-    return Paths(graph).best(a, b)
-
-
-def ring_order(graph: nx.Graph, gpus: Sequence[str] | None = None) -> Ring:
-    """The ring over the GPUs whose worst hop is widest, then the worst but one, and so on; then with fewest links.
+def ring_order(graph: nx.Graph) -> Ring:
+    """The ring over all GPUs whose worst hop is widest, then the worst but one, and so on; then with fewest links.
 
     Exact for up to 8 GPUs. Of more, each machine's are put in order by themselves (more than 8 of them by always going
-    on to the widest neighbour) and the machines follow each other.
+    on to the widest neighbour, more than 64 as they are numbered) and the machines follow each other.
 
     Notes
     -----
     Assumes: every hop has its path for itself. Two hops over one link, in the same direction, would halve it.
     """
-    found = [node for node, kind in graph.nodes(data="kind") if kind == "gpu"]
-    gpus = list(found if gpus is None else gpus)
+    gpus = [node for node, kind in graph.nodes(data="kind") if kind == "gpu"]
     paths = Paths(graph)
     if len(gpus) <= EXACT_RING:
         parts = [gpus]
     else:
         by_node: dict[str, list[str]] = {}
         for gpu in gpus:
-            by_node.setdefault(graph.nodes[gpu]["node"] if gpu in graph else "", []).append(gpu)
+            by_node.setdefault(graph.nodes[gpu]["node"], []).append(gpu)
         parts = list(by_node.values())
-    order = [gpu for part in parts for gpu in (_exact if len(part) <= EXACT_RING else _greedy)(paths, part)]
+    order = [gpu for part in parts for gpu in _in_order(paths, part)]
     if len(order) < 2:
         return Ring(tuple(order), (), None)
     hops = tuple(paths.best(a, b) for a, b in pairwise([*order, order[0]]))
     return Ring(tuple(order), hops, min(hops, key=paths.width))
+
+
+def _in_order(paths: Paths, gpus: list[str]) -> Iterable[str]:
+    if len(gpus) > GREEDY_RING:
+        return gpus
+    return (_exact if len(gpus) <= EXACT_RING else _greedy)(paths, gpus)
 
 
 def _rank(paths: Paths, a: str, b: str) -> tuple[float, int]:

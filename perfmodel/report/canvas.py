@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ STYLE = {
     "figure.titleweight": "bold",
 }
 DOTS_PER_INCH = 120
+FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # said of no file
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
@@ -36,7 +38,16 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def save_figure(path: Path, title: str, size_inch: tuple[float, float], draw: Sequence[Callable[[Axes], Axes]]) -> Path:
-    """Draw each of ``draw`` on Axes of its own, below each other, and write the PNG."""
+    """Draw each of ``draw`` on Axes of its own, below each other, and write the picture.
+
+    Raises
+    ------
+    PerfModelError
+        If the name of the file does not end in one of :data:`FORMATS`.
+    """
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise PerfModelError(f"{path}: a plot must end in {', '.join(FORMATS)} (got {ending!r}). Choose one of them.")
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -46,6 +57,6 @@ def save_figure(path: Path, title: str, size_inch: tuple[float, float], draw: Se
             draw_on(ax)
         figure.suptitle(title)
         content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+        figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=FORMATS[ending])
     write_atomically(path, content.getvalue())
     return path

@@ -9,11 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from perfmodel.cost.transfers import transfer_cost, transfer_points
 from perfmodel.hardware.profile import Profile
 from perfmodel.report.interconnect_text import interconnect_report
-from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
+from perfmodel.units import GB, GIB, KIB, MIB, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
 
 MOST_UNSTABLE = 10
+COPIES = "\ncopies: GB/s each way by size, ~ where read off a curve"
+COPIED_BYTES = (64 * KIB, MIB, 16 * MIB, GIB)
 CURVES = "\nfitted curves: error at each grid point when it is predicted from the others"
 
 
@@ -25,6 +28,9 @@ def profile_report(profile: Profile) -> RenderableType:
     ]
     if profile.curves:
         parts += [Text(CURVES, style="bold"), _curves(profile)]
+    if copies := transfer_points(profile.transfers):
+        sizes = {name: len(points) for name, points in copies.items()}
+        parts += [Text(COPIES, style="bold"), _copies(profile, sizes)]
     parts += [interconnect_report(name, interconnect) for name, interconnect in profile.interconnects.items()]
     parts.append(Text(_unstable(profile), no_wrap=True, overflow="ignore"))
     return Group(*parts)
@@ -74,6 +80,19 @@ def _curves(profile: Profile) -> Table:
         errors = [curve.leave_one_out.get(measure) for measure in ("median", "p90", "worst", "bias")]
         cells = ["" if error is None else f"{error:.1%}".replace("%", " %") for error in errors]
         table.add_row(name, curve.form, str(curve.points), *cells)
+    return table
+
+
+def _copies(profile: Profile, measured: Mapping[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("copy", header_style="cyan", no_wrap=True)
+    for name in (*map(format_bytes, COPIED_BYTES), "sizes"):
+        table.add_column(name, justify="right", header_style="cyan", no_wrap=True)
+    for name, sizes in measured.items():
+        direction, _, memory = name.partition(" ")
+        costs = [transfer_cost(direction, memory or None, size_bytes, profile) for size_bytes in COPIED_BYTES]
+        cells = [f"{'' if each.source == 'exact' else '~'}{each.bytes_per_s / GB:.3g}" for each in costs]
+        table.add_row(name, *cells, str(sizes))
     return table
 
 

@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def save_topology_plot(graph: nx.Graph, path: Path) -> Path:
-    """Write the picture as a PNG."""
+    """Write the picture; see :func:`~perfmodel.report.canvas.save_figure`."""
     places = positions(_shown(graph))
     width_inch = min(max(9.5, 1.1 * (max(place.last for place in places.values()) + 1)), 18.0)
     height_inch = 2.5 + 1.0 * len({place.y for place in places.values()})

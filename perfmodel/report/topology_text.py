@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 
 from perfmodel.hardware.topology import code_between, route_code
-from perfmodel.hardware.topology_matrix import PCIE_CODES
+from perfmodel.hardware.topology_matrix import PCIE_CODES, processors
 from perfmodel.hardware.topology_paths import Path, Paths, RankGroup, Ring, groups, ring_order
 from perfmodel.report.text import rendered
 from perfmodel.units import GB
@@ -131,10 +131,22 @@ def alike(graph: nx.Graph) -> dict[Link, list[tuple[str, str]]]:
 
 
 def _numa_nodes(graph: nx.Graph, cpus: Sequence[str]) -> Iterable[str]:
+    """With the processors and the GPUs of each, as far as they are known."""
     for cpu in cpus:
-        known = graph.nodes[cpu]
-        if known["numa"] is not None or known["cpus"] is not None:
-            yield f"{cpu}: NUMA node {known['numa'] or 'unknown'}, processors {known['cpus'] or 'unknown'}"
+        numa, affinity = graph.nodes[cpu]["numa"], graph.nodes[cpu]["cpus"]
+        if numa is not None or affinity is not None:
+            count = "" if affinity is None else f"{sum(map(len, processors(affinity)))} "
+            near = ", ".join(_below(graph, cpu)) or "no GPU"
+            yield f"{cpu}: NUMA node {numa or 'unknown'}, {count}processors {affinity or 'unknown'}, nearest to {near}"
+
+
+def _below(graph: nx.Graph, top: str) -> Iterable[str]:
+    """The GPUs that hang on one vertex of the PCIe tree."""
+    import networkx as nx
+
+    tree = nx.subgraph_view(graph, filter_edge=lambda a, b: graph[a][b]["kind"] in ("pcie", "host"))
+    below = nx.node_connected_component(nx.restricted_view(tree, ["node0"], []), top)
+    return (gpu for gpu, kind in graph.nodes(data="kind") if kind == "gpu" and gpu in below)
 
 
 def _nearest(graph: nx.Graph, nics: Sequence[str], gpus: Sequence[str]) -> Iterable[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calibrate import interconnect_session
-from calibrate.communication import Measured, Request, ladder, measure_interconnect
+from calibrate.communication import Measured, Request, ladder, measure
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
 from perfmodel.cost.segments import fit_curves
@@ -18,13 +18,15 @@ from perfmodel.workload.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
-def gloo() -> tuple[Interconnect, dict[str, float]]:
+def gloo() -> Measured:
     exact = (("all_reduce", "float32", 12344, 2),)
-    return measure_interconnect(Request("gloo", 2, "cpu", 60.0, exact, most_bytes=4096), timeout_s=90)
+    found = measure(Request("gloo", 2, "cpu", 60.0, exact, most_bytes=4096), timeout_s=90)
+    assert found is not None
+    return found
 
 
 def test_every_kind_is_measured_over_the_ladder_and_the_exact_sizes(gloo) -> None:
-    found, stages_s = gloo
+    found, stages_s = gloo.interconnect, gloo.stages_s
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
     keys = {collective_key(kind, 2, "float32", size) for kind in kinds for size in (1024, 2048, 4096)}
     assert set(found.collectives) == keys | {"all_reduce 2 float32 12344"}
@@ -35,7 +37,7 @@ def test_every_kind_is_measured_over_the_ladder_and_the_exact_sizes(gloo) -> Non
 
 
 def test_host_calls_are_measured(gloo) -> None:
-    found, _ = gloo
+    found = gloo.interconnect
     ddp = {"ddp forward", "ddp parameter", "ddp bucket"}
     assert set(found.host) == {"reference", "all_reduce", "all_reduce async", "wait", *ddp}
     assert all(call.time_s >= 0 for call in found.host.values())
@@ -93,25 +95,71 @@ def ddp_scenario() -> Scenario:
     )
 
 
-def test_an_interconnect_is_added_to_a_profile(tmp_path: Path, monkeypatch) -> None:
-    asked: list[Request] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, float]]:
+    """What is to be measured, and the time limit."""
+    asked: list[tuple[Request, float]] = []
 
-    def measure(request: Request, timeout_s: float, kept: Path) -> Measured:
-        asked.append(request)
+    def measure(request: Request, timeout_s: float, kept: Path) -> Measured | None:
+        asked.append((request, timeout_s))
+        if request.nodes > 1:  # as where rank 0 is not
+            return None
         kept.write_text("{}")
         return Measured(Interconnect(backend="gloo"), {}, {"calls": 1.5})
 
     monkeypatch.setattr(interconnect_session, "measure", measure)
+    return asked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "cpu.json"
     known = Profile(name="cpu", device=Device(kind="cpu", name="cpu", memory_bytes=1))
     save_profile(known.model_copy(update={"host": {"reference": HostRecord(time_s=0.003)}}), path)
+    return path
+
+
+def test_an_interconnect_is_added_to_a_profile(path: Path, asked: list[tuple[Request, float]]) -> None:
     calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
     found = load_profile(path)
     assert (list(found.interconnects), found.interconnect, found.gpus) == (["gloo"], "gloo", 2)
     assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5}}
-    (request,) = asked
+    ((request, _),) = asked
     assert request.reference_s == 0.003
+    assert request.stages == interconnect_session.GENERAL
     assert [(kind, ranks) for kind, _, _, ranks in request.exact] == [("all_reduce", 2)]
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "timeout_s", "expected"),
+    [(None, None, (20.0, 400.0)), (10.0, None, (10.0, 400.0)), (90.0, None, (90.0, 470.0)), (90.0, 5.0, (90.0, 5.0))],
+)
+def test_limits(
+    path: Path,
+    asked: list[tuple[Request, float]],
+    budget_s: float | None,
+    timeout_s: float | None,
+    expected: tuple[float, float],
+) -> None:
+    calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=budget_s, timeout_s=timeout_s)
+    ((request, limit_s),) = asked
+    assert (request.budget_s, limit_s) == expected
+
+
+def test_no_budget_leaves_what_scenarios_send(path: Path, asked: list[tuple[Request, float]]) -> None:
+    calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()], budget_s=0)
+    ((request, _),) = asked
+    assert (request.stages, len(request.exact), request.budget_s) == ((), 1, 20.0)
+    with pytest.raises(
+        PerfModelError, match=r"--budget 0 leaves only what scenarios send over gloo .* \(got nothing\)"
+    ):
+        calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=0)
+
+
+def test_nothing_is_written_where_rank_0_is_not(path: Path, asked: list[tuple[Request, float]]) -> None:
+    before = path.read_bytes()
+    assert calibrate_interconnect(path, "gloo", "cpu", 4, nodes=2, rendezvous="host:1") is None
+    assert (len(asked), path.read_bytes()) == (1, before)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from calibrate import ranks
-from calibrate.ranks import Alone, Launch, Ranks, backend_of
+from calibrate.interconnects import backend_of
+from calibrate.ranks import Alone, Launch, Ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.scenario import Scenario
 from validate.overlap import TRACED_STEPS

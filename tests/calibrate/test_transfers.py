@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from calibrate.transfers import LIMITS, TransferBench, transfer_key, transfer_records, transfer_sizes
-from perfmodel.hardware.interconnect import TransferRecord
+from calibrate.transfers import LIMITS, TransferBench, transfer_records, transfer_sizes
+from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.units import GIB, KIB, MIB
 
 LATENCY_S, BYTES_PER_S = 1e-5, 50e9

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.collectives import CURVE_SPREAD, busbw_factor, collective_cost
+from perfmodel.cost.collectives import CURVE_SPREAD, collective_cost, extrapolation, nodes_of
 from perfmodel.cost.segments import fit_segments
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import (
@@ -55,8 +55,32 @@ def test_a_measured_size_is_exact_in_any_dtype(dtype: str) -> None:
 def test_what_was_measured_for_scenarios_can_be_left_out() -> None:
     assert collective_cost("all_reduce", 4, "float32", 3 * MIB, WIRES).source == "exact"
     found = collective_cost("all_reduce", 4, "float32", 3 * MIB, WIRES, exact=False)
-    assert (found.time_s, found.spread, found.source) == (2e-5 + 3 * MIB * 2e-10, CURVE_SPREAD, "curve")
+    assert (found.time_s, found.spread) == (2e-5 + 3 * MIB * 2e-10, CURVE_SPREAD)
     assert collective_cost("all_reduce", 4, "float32", MIB, WIRES, exact=False).source == "exact"
+
+
+def test_beyond_the_largest_size_of_a_curve_is_extrapolated() -> None:
+    sources = [collective_cost("all_reduce", 2, "float32", size, WIRES).source for size in (1, MIB, MIB + 4)]
+    assert sources == ["curve", "curve", "extrapolated"]
+    assert extrapolation("all_reduce", 2, WIRES) == (
+        "collectives of 2 ranks are extrapolated from sizes of up to 1 MiB by the end of their curve"
+    )
+
+
+def test_what_more_ranks_are_extrapolated_from_is_said() -> None:
+    assert extrapolation("all_reduce", 8, WIRES) == (
+        "collectives of 8 ranks are extrapolated from those of 2 to 4 by ring formulas, as inside one node"
+    )
+    assert extrapolation("all_gather", 16, WIRES.model_copy(update={"nodes": 2})) == (
+        "collectives of 16 ranks are extrapolated from those of 4 by ring and tree formulas, as over 8 nodes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "expected"), [(1, 64, 1), (2, 2, 2), (2, 4, 2), (2, 5, 3), (2, 16, 8), (4, 2, 2)]
+)
+def test_more_ranks_are_on_more_nodes_of_the_same_size(nodes: int, ranks: int, expected: int) -> None:
+    assert nodes_of(ranks, WIRES.model_copy(update={"nodes": nodes})) == expected
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -188,18 +212,3 @@ def test_one_rank_costs_nothing() -> None:
 def test_what_was_not_measured_is_one_sentence() -> None:
     with pytest.raises(PerfModelError, match=r"measured for broadcast \(it has all_gather, all_reduce\)"):
         collective_cost("broadcast", 4, "float32", MIB, WIRES)
-
-
-@pytest.mark.parametrize(
-    ("kind", "factor"),
-    [
-        ("all_reduce", 1.75),
-        ("all_gather", 0.875),
-        ("reduce_scatter", 0.875),
-        ("all_to_all", 0.875),
-        ("broadcast", 1.0),
-        ("send_recv", 1.0),
-    ],
-)
-def test_bus_bandwidth_is_that_of_nccl_tests(kind: str, factor: float) -> None:
-    assert busbw_factor(kind, 8) == factor

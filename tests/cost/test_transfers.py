@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.cost import transfers
-from perfmodel.cost.transfers import CURVE_SPREAD, transfer_cost, transfer_curves, transfer_key
+from perfmodel.cost.transfers import CURVE_SPREAD, transfer_cost, transfer_curves
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import TransferRecord
+from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.hardware.profile import Device, Profile
 
 MIB = 2**20
@@ -19,9 +19,9 @@ def time_s(size: int) -> float:
 
 
 RECORDS = {
-    **{transfer_key("h2d", "pinned", size): TransferRecord(time_s=time_s(size), spread=0.01) for size in SIZES},
-    transfer_key("p2p", None, 512 * MIB): TransferRecord(time_s=0.001),
-    transfer_key("d2h", "pageable", MIB): TransferRecord(error="out of memory"),
+    **{transfer_key("h2d pinned", size): TransferRecord(time_s=time_s(size), spread=0.01) for size in SIZES},
+    transfer_key("p2p", 512 * MIB): TransferRecord(time_s=0.001),
+    transfer_key("d2h pageable", MIB): TransferRecord(error="out of memory"),
 }
 
 
@@ -56,6 +56,12 @@ def test_nothing_costs_nothing() -> None:
 def test_what_was_not_measured_is_one_sentence() -> None:
     with pytest.raises(PerfModelError, match=r"toy: .* measured d2h pageable transfers \(it has h2d pinned, p2p\)"):
         transfer_cost("d2h", "pageable", MIB, TOY)
+
+
+@pytest.mark.parametrize("key", ["h2d pinned", "h2d pinned 0", "h2d pinned x"])
+def test_keys_without_bytes_are_one_sentence(key: str) -> None:
+    with pytest.raises(PerfModelError, match=f"the key of a transfer must end in bytes, .*got '{key}'"):
+        transfer_curves({key: TransferRecord(time_s=1.0)})
 
 
 @pytest.mark.parametrize(("direction", "memory"), [("h2h", "pinned"), ("h2d", "pined"), ("h2d", None)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,26 @@ def test_what_is_imported_is_fitted() -> None:
             "\n".join(line for line in TEXT.splitlines() if "Rank" not in line),
             "must list the devices of at least 2 ranks",
         ),
-        (TEXT.replace("  10.00 ", "   0.00 "), r"its time must be above 0 us \(got 0.0\)"),
-        (TEXT.replace("  10.00 ", "     -- "), "must have numbers under size count type"),
+        (
+            TEXT.replace("  10.00 ", "   0.00 "),
+            r"line 14: all_reduce_perf of 1024 bytes: its time must be from 0.001 to 1e\+12 us \(got 0\)",
+        ),
+        (
+            TEXT.replace("   float ", "   floot ", 1),
+            r"line 14: all_reduce_perf of 1024 bytes: its type must be one of int8, .*double.* \(got 'floot'\)",
+        ),
+        (TEXT.replace("  10.00 ", "     -- "), "line 14: a row of the table must have numbers under size count type"),
         (TEXT.replace("time", "cputime"), "Run nccl-tests without -C"),
         ("{", "must be whole JSON"),
         ("{}", "must have config, devices and results"),
         (JSON | {"results": []}, "must hold results out of place"),
         (JSON | {"results": [JSON["results"][0] | {"out_of_place": {"cpu_time": 1.0}}]}, "without -C"),
+        (JSON | {"results": [JSON["results"][0] | {"type": "quarter"}]}, r"results\[0\]: .* \(got 'quarter'\)"),
+        (JSON | {"results": [JSON["results"][0] | {"size": math.inf}]}, "must have config, devices and results"),
+        (
+            JSON | {"results": [JSON["results"][0] | {"out_of_place_per_iter": {"cv_pct": -1}}]},
+            r"its spread must be at least 0 % \(got -1\)",
+        ),
         (JSON | {"results": [3]}, "must have config, devices and results"),
     ],
 )
@@ -146,8 +160,11 @@ def test_copies_take_their_buffer_at_the_median_bandwidth() -> None:
 
 def test_the_buffer_is_what_the_file_or_the_caller_says(tmp_path: Path) -> None:
     assert f"p2p {64 * MIB}" in import_nvbandwidth(DATA / "nvbandwidth.json", 64 * MIB)
-    told = {"nvbandwidth": NVBANDWIDTH["nvbandwidth"] | {"bufferSize": 128}}
-    assert f"p2p {128 * MIB}" in import_nvbandwidth(written(tmp_path, told), 64 * MIB)
+    assert f"p2p {128 * MIB}" in import_nvbandwidth(written(tmp_path, told(128)), 64 * MIB)
+
+
+def told(buffer_mib: float) -> dict[str, Any]:
+    return {"nvbandwidth": NVBANDWIDTH["nvbandwidth"] | {"bufferSize": buffer_mib}}
 
 
 def cases(*found: Any) -> dict[str, Any]:
@@ -170,8 +187,12 @@ def test_what_failed_is_recorded_and_what_was_waived_is_not(tmp_path: Path) -> N
         ({}, "must have nvbandwidth.testcases"),
         (cases(), "must hold one of host_to_device_memcpy_ce, .*no test case"),
         (cases({"name": "host_to_device_memcpy_ce", "status": "Passed"}), "bandwidth_matrix"),
-        (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["-5"]]}), "bandwidths above 0"),
-        (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["nan"]]}), "bandwidths above 0"),
+        (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["-5"]]}), "bandwidths from 1e-06 to 1e.06 GB/s"),
+        (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["1e-320"]]}), "bandwidths from 1e-06"),
+        (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["nan"]]}), "bandwidths from 1e-06"),
+        (told(-5), r"bufferSize must be above 0 MiB \(got -5\)"),
+        (told(0), r"bufferSize must be above 0 MiB \(got 0\)"),
+        (told(math.inf), "must have nvbandwidth.testcases"),
     ],
 )
 def test_bad_output_of_nvbandwidth_is_one_sentence(tmp_path: Path, content: Any, sentence: str) -> None:

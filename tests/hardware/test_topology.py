@@ -17,7 +17,8 @@ from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect
 from perfmodel.hardware.profile import Device, Profile, save_profile
 from perfmodel.hardware.topology import Rate, Rates, code_between, rates_of, topology
 from perfmodel.hardware.topology_matrix import Matrix, parse_matrix
-from perfmodel.hardware.topology_paths import best_path, groups, parse_layout, ring_order
+from perfmodel.hardware.topology_paths import GREEDY_RING, Paths, groups, parse_layout, ring_order
+from perfmodel.hardware.topology_paths import Path as Way
 from perfmodel.hardware.topology_sources import described, find_topology, from_profile
 
 DATA = Path(__file__).parent.parent / "data" / "topology"
@@ -39,13 +40,17 @@ def matrix_of(codes: dict[tuple[str, str], str], numa: dict[str, str] | None = N
     devices = tuple(dict.fromkeys(device for pair in codes for device in pair))
     both = codes | {(b, a): code for (a, b), code in codes.items()}
     unknown: dict[str, str | None] = dict.fromkeys(devices)
-    return Matrix("box", devices, both, unknown, {**unknown, **(numa or {})}, unknown, {})
+    return Matrix("box", devices, both, unknown, {**unknown, **(numa or {})}, {})
 
 
 def cube() -> Matrix:
     gpus = [(a, b) for a in range(8) for b in range(a + 1, 8)]
     codes = {(f"GPU{a}", f"GPU{b}"): f"NV{CUBE[a, b]}" if (a, b) in CUBE else "SYS" for a, b in gpus}
     return matrix_of(codes, {f"GPU{gpu}": str(gpu // 4) for gpu in range(8)})
+
+
+def best(graph: Any, a: str, b: str) -> Way:
+    return Paths(graph).best(a, b)
 
 
 def assert_comes_back(matrix: Matrix) -> None:
@@ -138,25 +143,25 @@ def test_rates() -> None:
 
 def test_paths_of_the_eight_gpu_box() -> None:
     graph = topology(saved("hgx8-repaired.txt"), H200)
-    assert best_path(graph, "GPU0", "GPU7") == (("GPU0", "NVSwitch0", "GPU7"), ("GPU0", "NVSwitch0"), 450e9, 450e9)
-    near = best_path(graph, "GPU5", "NIC0")
+    assert best(graph, "GPU0", "GPU7") == (("GPU0", "NVSwitch0", "GPU7"), ("GPU0", "NVSwitch0"), 450e9, 450e9)
+    near = best(graph, "GPU5", "NIC0")
     assert (near.nodes, near.bottleneck) == (("GPU5", "PCIe0", "NIC0"), ("PCIe0", "NIC0"))
     assert (near.bandwidth_bytes_per_s, near.limit_bytes_per_s) == (None, pytest.approx(GEN5_BYTES_PER_S))
-    assert best_path(graph, "GPU0", "NIC0").nodes == ("GPU0", "NVSwitch0", "GPU5", "PCIe0", "NIC0")
+    assert best(graph, "GPU0", "NIC0").nodes == ("GPU0", "NVSwitch0", "GPU5", "PCIe0", "NIC0")
     stated = topology(saved("hgx8-repaired.txt"), H200._replace(nic=Rate(50e9, "stated")))
-    assert best_path(stated, "NIC0", "GPU0") == (
+    assert best(stated, "NIC0", "GPU0") == (
         ("NIC0", "PCIe0", "GPU5", "NVSwitch0", "GPU0"), ("NIC0", "PCIe0"), 50e9, 50e9,
     )  # fmt: skip
-    assert best_path(graph, "GPU0", "GPU0") == (("GPU0",), None, None, None)
+    assert best(graph, "GPU0", "GPU0") == (("GPU0",), None, None, None)
     with pytest.raises(PerfModelError, match=r"'GPU9' must be one of its devices. Did you mean 'GPU"):
-        best_path(graph, "GPU0", "GPU9")
+        best(graph, "GPU0", "GPU9")
 
 
 def test_paths_of_the_cube() -> None:
     """GPUs without a bond reach each other through one that has a wide one to both; others do not go round."""
     graph = topology(cube(), rates_of("V100"))
-    assert best_path(graph, "GPU0", "GPU1") == (("GPU0", "GPU1"), ("GPU0", "GPU1"), 25e9, 25e9)
-    assert best_path(graph, "GPU0", "GPU7") == (("GPU0", "GPU4", "GPU7"), ("GPU0", "GPU4"), 50e9, 50e9)
+    assert best(graph, "GPU0", "GPU1") == (("GPU0", "GPU1"), ("GPU0", "GPU1"), 25e9, 25e9)
+    assert best(graph, "GPU0", "GPU7") == (("GPU0", "GPU4", "GPU7"), ("GPU0", "GPU4"), 50e9, 50e9)
     ring = ring_order(graph)
     assert all(hop.bandwidth_bytes_per_s == 50e9 and len(hop.nodes) == 2 for hop in ring.hops)
     assert [hop.nodes for hop in ring_order(topology(cube())).hops] == [hop.nodes for hop in ring.hops]  # without rates
@@ -191,11 +196,29 @@ def test_rings_of_few_and_of_many() -> None:
     assert many.bottleneck.bandwidth_bytes_per_s == 12.5e9
 
 
+def test_a_ring_of_very_many_is_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.hardware.topology_paths._greedy", lambda paths, gpus: gpus[::-1])
+    few, many = (ring_order(described(f"1x{gpus}:pcie=10GB/s")) for gpus in (GREEDY_RING, GREEDY_RING + 1))
+    assert few.order == tuple(f"GPU{gpu}" for gpu in reversed(range(GREEDY_RING)))
+    assert many.order == tuple(f"GPU{gpu}" for gpu in range(GREEDY_RING + 1))
+
+
+def test_no_way_leads_through_a_gpu_that_has_no_nvlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is searched, and nothing else: as many searches as there are pairs."""
+    searched: list[tuple[str, str]] = []
+    search = Paths._search
+    monkeypatch.setattr(Paths, "_search", lambda paths, a, b: searched.append((a, b)) or search(paths, a, b))
+    gpus = 1000
+    ring = ring_order(described(f"1x{gpus}:pcie=10GB/s"))
+    assert {hop.nodes[1] for hop in ring.hops} == {"PCIe0"}
+    assert searched == [(hop.nodes[0], hop.nodes[-1]) for hop in ring.hops]
+
+
 @given(st.integers(1, 3), st.integers(2, 5), st.floats(1, 900), st.floats(1, 900))
 def test_a_path_is_as_wide_as_its_narrowest_link(nodes: int, gpus: int, inside: float, network: float) -> None:
     graph = described(f"{nodes}x{gpus}:pcie={inside:.3f}GB/s,network={network:.3f}GB/s")
     for other in range(1, nodes * gpus):
-        path = best_path(graph, "GPU0", f"GPU{other}")
+        path = best(graph, "GPU0", f"GPU{other}")
         rates = [graph.edges[pair]["bandwidth_bytes_per_s"] for pair in pairwise(path.nodes)]
         assert path.bandwidth_bytes_per_s == min(rate for rate in rates if rate is not None)
         expected = round(inside, 3) if other < gpus else min(round(inside, 3), round(network, 3))
@@ -220,7 +243,7 @@ def test_descriptions() -> None:
         "bandwidth_bytes_per_s": None,
         "source": None,
     }
-    assert best_path(plain, "GPU0", "GPU4").bandwidth_bytes_per_s is None
+    assert best(plain, "GPU0", "GPU4").bandwidth_bytes_per_s is None
     assert described("1x8: nvswitch", H200).edges["GPU0", "NVSwitch0"]["bandwidth_bytes_per_s"] == 450e9
     bonds = described("1x2:nvlink=4x25GB/s").edges["GPU0", "GPU1"]
     assert (bonds["links"], bonds["bandwidth_bytes_per_s"], bonds["source"]) == (4, 100e9, "stated")
@@ -264,7 +287,7 @@ def test_profiles(tmp_path: Path) -> None:
     assert graph.graph["title"] == "box, NVIDIA H200"
     alone = from_profile(profile(interconnect="nvlink", interconnects={"nvlink": sent(370e9)}))
     assert kinds(alone) == {"gpu": 4}
-    assert best_path(alone, "GPU0", "GPU3") == (
+    assert best(alone, "GPU0", "GPU3") == (
         ("GPU0", "GPU3"),
         ("GPU0", "GPU3"),
         pytest.approx(370e9),
@@ -272,7 +295,7 @@ def test_profiles(tmp_path: Path) -> None:
     )
     assert alone.edges["GPU0", "GPU3"]["source"] == "measured"
     apart = from_profile(profile(interconnect="slow", interconnects={"slow": sent(6e9, nodes=2)}))
-    path = best_path(apart, "GPU0", "GPU3")  # nobody measured the ways inside the machines
+    path = best(apart, "GPU0", "GPU3")  # nobody measured the ways inside the machines
     assert (path.bandwidth_bytes_per_s, path.limit_bytes_per_s) == (None, pytest.approx(6e9))
     assert apart.edges["NIC0", "network"]["source"] == "measured"
     assert apart.edges["GPU0", "Bridge0"]["source"] is None

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.topology_matrix import REMEDY, cpu_numbers, nvidia_smi, parse_matrix
+from perfmodel.hardware.topology_matrix import REMEDY, nvidia_smi, parse_matrix, processors
 
 DATA = Path(__file__).parent.parent / "data" / "topology"
 PAIR = """\
@@ -43,7 +43,6 @@ def test_four_gpus_with_an_underlined_header() -> None:
     assert matrix.codes == {(a, b): "NV18" for a in gpus for b in gpus if a != b}
     assert matrix.cpu_affinity == dict.fromkeys(gpus, "0-63")
     assert matrix.numa == dict.fromkeys(gpus, "0")
-    assert matrix.gpu_numa_id == dict.fromkeys(gpus, None)
     assert matrix.nic_names == {}
     assert parse_matrix(text.replace("\x1b", "")) == matrix  # copied from a terminal
     assert parse_matrix("$ nvidia-smi topo -m\n" + text) == matrix
@@ -60,8 +59,8 @@ def test_eight_gpus_after_the_documented_repair() -> None:
     assert {gpu: int(matrix.numa[gpu] or -1) for gpu in gpus} == expected["gpu_numa"]
     for numa in (0, 1):
         cpus = {matrix.cpu_affinity[gpu] for gpu in gpus if matrix.numa[gpu] == str(numa)}
-        assert [list(cpu_numbers(each or "")) for each in cpus] == [expected["cpu_affinity"][f"numa{numa}"]]
-    assert {matrix.gpu_numa_id[gpu] or "N/A" for gpu in gpus} == {expected["gpu_numa_id"]}
+        numbers = [[number for part in processors(each or "") for number in part] for each in cpus]
+        assert numbers == [expected["cpu_affinity"][f"numa{numa}"]]
     assert matrix.nic_names == {"NIC0": expected["nic0"]}
     assert (matrix.cpu_affinity["NIC0"], matrix.numa["NIC0"]) == (None, None)
 
@@ -81,7 +80,6 @@ def test_affinities_blank_or_not_available() -> None:
     matrix = parse_matrix(PAIR)
     assert matrix.cpu_affinity == {"GPU0": "0-15,32-47", "GPU1": None, "NIC0": None}
     assert matrix.numa == {"GPU0": "0", "GPU1": None, "NIC0": None}
-    assert matrix.gpu_numa_id == {"GPU0": None, "GPU1": None, "NIC0": None}
     assert matrix.codes["GPU0", "GPU1"] == "PHB"
     assert matrix.nic_names == {"NIC0": "mlx5_0"}
     assert parse_matrix("GPU0\tmlx5_0\nGPU0\tX\tPIX\nmlx5_0\tPIX\tX").gpus == ("GPU0",)  # an older driver

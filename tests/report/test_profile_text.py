@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import CurveRecord, Device, HostRecord, KernelRecord, Launch, Profile
 from perfmodel.report.profile_text import profile_report
 from perfmodel.report.text import rendered
+from perfmodel.units import MIB
 
 PROFILE = Profile(
     name="toy",
@@ -66,8 +68,28 @@ gemm   tiles       40   3.1 %  10.0 %  50.0 %  -1.0 %
 """
 
 
+COPIED = """
+copies: GB/s each way by size, ~ where read off a curve
+copy        64 KiB  1 MiB  16 MiB  1 GiB  sizes
+h2d pinned   ~5.79   33.9    48.6    ~50      5
+p2p           ~390   ~390    ~390   ~390      1
+"""
+
+
 def test_whole() -> None:
     assert rendered(profile_report(PROFILE)) == WHOLE
+
+
+def test_copies_by_size() -> None:
+    """Of 10 us and 50 GB/s; of one size, a bandwidth."""
+    records = {f"h2d pinned {MIB << n}": TransferRecord(time_s=1e-5 + (MIB << n) / 50e9) for n in range(5)}
+    records |= {
+        f"p2p {512 * MIB}": TransferRecord(time_s=512 * MIB / 390e9),
+        "d2h pinned 1024": TransferRecord(error="x"),
+    }
+    text = rendered(profile_report(PROFILE.model_copy(update={"transfers": records})))
+    assert COPIED in text
+    assert "d2h pinned" not in text
 
 
 def test_datasheet_only() -> None:

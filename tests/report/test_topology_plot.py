@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.topology import rates_of, topology
 from perfmodel.hardware.topology_matrix import parse_matrix
 from perfmodel.hardware.topology_sources import described
@@ -83,6 +84,17 @@ def test_of_many_machines_two_are_drawn() -> None:
     assert plot_topology(described("2x2:nvswitch,network")).get_title() == ""
 
 
-def test_file(tmp_path: Path) -> None:
-    path = save_topology_plot(eight(), tmp_path / "topology.png")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
+@pytest.mark.parametrize(
+    ("name", "begin"), [("a.png", b"\x89PNG\r\n"), ("a.PNG", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_file(tmp_path: Path, name: str, begin: bytes) -> None:
+    path = save_topology_plot(eight(), tmp_path / name)
+    assert path.read_bytes().startswith(begin)
+
+
+@pytest.mark.parametrize("ending", [".xyz", ""])
+def test_no_other_files(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    with pytest.raises(PerfModelError, match=f"a{ending}: a plot must end in .png, .svg, .pdf .got '{ending}'"):
+        save_topology_plot(described("1x2:pcie"), path)
+    assert not path.exists()

@@ -23,7 +23,7 @@ NVLink x 18     4       450            datasheet
 PCIe            4       63             datasheet
 inside the CPU  5       unknown
 
-CPU0: NUMA node 0, processors 0-63
+CPU0: NUMA node 0, 64 processors 0-63, nearest to GPU0, GPU1, GPU2, GPU3
 
 best way, GB/s in one direction
       GPU0      GPU1      GPU2      GPU3
@@ -88,7 +88,7 @@ def test_many_machines_whole() -> None:
 def test_nics_and_what_nobody_knows() -> None:
     text = topology_text(topology(parse_matrix((DATA / "hgx8-repaired.txt").read_text())))
     assert "\nNIC0 (mlx5_0): nearest GPU5 (PIX)\n" in text
-    assert "\nCPU1: NUMA node 1, processors 1,3,5,7,9,11\n" in text
+    assert "\nCPU1: NUMA node 1, 6 processors 1,3,5,7,9,11, nearest to GPU4, GPU5, GPU6, GPU7\n" in text
     nic = next(line for line in text.splitlines() if line.startswith("NIC0  "))
     through, itself = "PIX via GPU5 unknown", "PIX unknown"
     assert nic.split("  ") == ["NIC0", *5 * [through], itself, *2 * [through]]
