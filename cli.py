@@ -127,7 +127,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     """Options of calibrate that were given and would do nothing."""
     source = click.get_current_context().get_parameter_source
     alone = interconnect is None
-    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "only", "resume"):
+    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "base", "only", "resume"):
         if source(name) is not ParameterSource.DEFAULT:
             rule, remedy = ("be given with", "Give both") if alone else ("not be given with", "Leave one out")
             got = "none" if alone else interconnect
@@ -147,6 +147,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
 @click.option(
     "--scenario", "scenario_files", multiple=True, type=FILE, help="Also measure this scenario's exact kernels."
 )
+@click.option("--base", metavar="NAME", help="Take kernels from this profile of the same GPU; measure the host alone.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
 @click.option("--only", multiple=True, metavar="KEY", help="Measure just this kernel key again; repeatable.")
 @click.option(

@@ -21,7 +21,7 @@ from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import Profile
+from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import single_device_program
 from perfmodel.units import format_seconds
@@ -34,7 +34,8 @@ KEPT_S = {"cuda": 35.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 NEAR = 0.5  # of the device time: below, the device is what takes long
-SAME_MACHINE = ("device", "gpu", "cpu", "torch", "driver", "cuda", "cudnn")
+SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
+SAME_MACHINE = (*SAME_DEVICE, "cpu")
 
 Wanted = list[tuple[Scenario, Trace, list[Job]]]  # with all jobs of the trace
 LISTED = 20
@@ -50,12 +51,14 @@ def calibrate(
     progress: bool = True,
     budget_s: float | None = None,
     allow_import: bool = False,
+    base: str | None = None,
 ) -> Profile:
     """Measure this machine into a profile file.
 
     A new file gets the general calibration (constants, grid, host costs, power) and the exact keys of the scenarios. An
-    existing one gets the scenarios' missing keys added, or, with ``resume``, everything it lacks. The file is valid at
-    every moment; killing this loses a few seconds of work.
+    existing one gets the scenarios' missing keys added, or, with ``resume``, everything it lacks. A new one with a
+    ``base`` takes all that belongs to the device from that profile, and only the host is measured. The file is valid
+    at every moment; killing this loses a few seconds of work.
 
     Parameters
     ----------
@@ -77,6 +80,8 @@ def calibrate(
         Seconds for the general calibration; 0 leaves grid and power out.
     allow_import : bool
         Whether a scenario's own model may be imported.
+    base : str, optional
+        A profile of the catalog, measured on another machine with the same device and libraries.
 
     Returns
     -------
@@ -86,11 +91,12 @@ def calibrate(
     Raises
     ------
     PerfModelError
-        If the device is not here, ``output`` exists and nothing was asked of it, it was measured on another machine or
-        with other libraries, or a key in ``only`` is unknown.
+        If the device is not here, ``output`` exists and nothing was asked of it, it or the base was measured on another
+        machine or with other libraries, or a key in ``only`` is unknown.
     """
     machine.check_device(device)
-    draft = _open(output, device, name, resume or bool(scenarios) or bool(only), only)
+    is_new = not output.exists()
+    draft = _open(output, device, name, resume or bool(scenarios) or bool(only), only, base)
     wanted = [_wanted(scenario, allow_import) for scenario in scenarios]
     budget_s = BUDGET_S[device] if budget_s is None else budget_s
     session = _Session(draft, device, Progress(progress), budget_s, allow_import)
@@ -99,12 +105,14 @@ def calibrate(
         if device == "cpu":
             torch.set_num_threads(1)
         with session.progress():
-            return session.run(wanted, only, general=resume or not draft.stages_s)
+            return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
     finally:
         torch.set_num_threads(threads)
 
 
-def _open(output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None) -> Draft:
+def _open(
+    output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None, base: str | None
+) -> Draft:
     facts = machine.machine_facts(device)
     if output.suffix != ".json":
         raise PerfModelError(f"--output must end in .json (got {str(output)!r}). Add it.")
@@ -113,21 +121,31 @@ def _open(output: Path, device: str, name: str | None, existing: bool, only: Seq
             raise PerfModelError(
                 f"{output}: exists already. Go on with --resume, add keys with --scenario, or choose another --output."
             )
+        if base is not None:
+            raise PerfModelError(f"{output}: must be new for --base (it exists). Choose another --output.")
         draft = Draft.load(output)
         _check_same_machine(output, draft.profile, facts)
         return draft
     if only:
         raise PerfModelError(f"{output}: must exist for --only (no such file). Calibrate without --only first.")
-    began = datetime.now(UTC).isoformat(timespec="seconds")
-    return Draft.new(
-        output,
-        Profile(
-            name=name or output.stem,
-            provenance=facts | {"measured_at": began},
-            device=machine.device_section(device),
-            gpus=facts.get("gpus", 1),
-        ),
-    )
+    own: dict[str, Any] = {
+        "name": name or output.stem,
+        "provenance": facts | {"measured_at": datetime.now(UTC).isoformat(timespec="seconds")},
+        "gpus": facts.get("gpus", 1),
+    }
+    if base is not None:
+        return _on_base(output, base, own)
+    return Draft.new(output, Profile(device=machine.device_section(device), **own))
+
+
+def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
+    """A draft in which only the stages of the host are left to do."""
+    known = load_profile(find_profile(base))
+    _check_same_machine(Path(base), known, own["provenance"], SAME_DEVICE)
+    stages_s = {stage: seconds for stage, seconds in known.provenance.get("stages_s", {}).items() if stage != "host"}
+    wires = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
+    profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
+    return Draft(output, profile, kernels=dict(known.kernels), stages_s=stages_s)
 
 
 def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, list[Job]]:
@@ -135,8 +153,10 @@ def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, li
     return scenario, trace, program_jobs(data_parallel_program(scenario, trace), scenario.matmul_tf32)
 
 
-def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:
-    for fact in SAME_MACHINE:
+def _check_same_machine(
+    output: Path, profile: Profile, facts: dict[str, Any], same: Sequence[str] = SAME_MACHINE
+) -> None:
+    for fact in same:
         before, now = profile.provenance.get(fact), facts.get(fact)
         if before != now:
             raise PerfModelError(
@@ -316,6 +336,8 @@ class _Session:
         self.draft.update(launch=self.draft.profile.launch.model_copy(update={"gap_s": gap_s(spacing_s)}))
 
     def _fit(self) -> None:
+        if self.draft.profile.base is not None:  # whose curves they are
+            return
         from calibrate.fit import fit_curves
 
         self.progress.stage("fit", None)

@@ -8,7 +8,7 @@ from math import hypot
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost, collective_cost, measured_groups, nodes_of
+from perfmodel.cost.collectives import CollectiveCost, collective_cost, largest_group, measured_groups, nodes_of
 from perfmodel.cost.contention import slowdowns
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
@@ -157,7 +157,7 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
         return
     nodes = nodes_of(gpus, wires)
     if asked != nodes:
-        measured = max(measured_groups("all_reduce", wires), default=profile.gpus)
+        measured = largest_group("all_reduce", wires) or profile.gpus
         unit = "node" if wires.nodes == 1 else "nodes"
         raise PerfModelError(
             f"hardware.nodes must be {nodes} for {gpus} GPUs over {interconnect_in_use(scenario, profile)}, which was "

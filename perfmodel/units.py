@@ -11,6 +11,7 @@ import math
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 US, MS = 1e-6, 1e-3
+LEAST_S = 1e-12  # that is shown
 
 DTYPE_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -28,12 +29,12 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
 
 
 def format_seconds(value_s: float) -> str:
-    """Seconds with four significant digits and a fitting prefix.
+    """Seconds with four significant digits and a fitting prefix; what rounding leaves of nothing is nothing.
 
-    >>> format_seconds(0.02543), format_seconds(3.2e-6)
-    ('25.43 ms', '3.2 us')
+    >>> format_seconds(0.02543), format_seconds(3.2e-6), format_seconds(1e-17)
+    ('25.43 ms', '3.2 us', '0 ns')
     """
-    return _scaled(value_s, [(1, "s"), (MS, "ms"), (US, "us"), (1e-9, "ns")])
+    return _scaled(0.0 if abs(value_s) < LEAST_S else value_s, [(1, "s"), (MS, "ms"), (US, "us"), (1e-9, "ns")])
 
 
 def format_bytes(value_bytes: float) -> str:

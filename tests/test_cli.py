@@ -216,14 +216,14 @@ def test_calibrate_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     monkeypatch.setattr("calibrate.session.calibrate", lambda *asked, **options: calls.append((asked, options)))
     assert run("calibrate", "--device", "cpu", "--scenario", "toy.yaml", "--resume", "--name", "n").exit_code == 0
-    asked = ("--budget", "0", "--allow-import")
+    asked = ("--budget", "0", "--allow-import", "--base", "first")
     assert run("calibrate", *asked, "--output", "o.json", "--only", "a", "--only", "b", "--quiet").exit_code == 0
     (first, one), (second, two) = calls
     assert (first, second) == ((Path("cpu.json"), "cpu"), (Path("o.json"), "cuda"))
     assert [scenario.name for scenario in one.pop("scenarios")] == ["toy"]
-    new = {"budget_s": None, "allow_import": False}
+    new = {"budget_s": None, "allow_import": False, "base": None}
     assert one == {"resume": True, "name": "n", "only": None, "progress": True} | new
-    again = {"resume": False, "name": None, "only": ("a", "b"), "progress": False}
+    again = {"resume": False, "name": None, "base": "first", "only": ("a", "b"), "progress": False}
     assert two == {"scenarios": [], "budget_s": 0.0, "allow_import": True} | again
 
 

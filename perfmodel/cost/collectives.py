@@ -135,6 +135,13 @@ def measured_groups(kind: str, interconnect: Interconnect) -> list[int]:
     return sorted(int(ranks) for name, ranks in measured if name == kind)
 
 
+def largest_group(kind: str, interconnect: Interconnect) -> int | None:
+    """The most ranks that collectives of this kind were measured with, be it in a curve or just for a scenario."""
+    exact = (key.split() for key, record in interconnect.collectives.items() if record.time_s is not None)
+    groups = {int(ranks) for name, ranks, _, _ in exact if name == kind}
+    return max(groups.union(measured_groups(kind, interconnect)), default=None)
+
+
 def nodes_of(ranks: int, interconnect: Interconnect) -> int:
     """On how many nodes that many ranks are: as measured, and beyond that with as many ranks a node as the largest
     all_reduce had. Inside one node all stay in it.
@@ -144,7 +151,7 @@ def nodes_of(ranks: int, interconnect: Interconnect) -> int:
     >>> [nodes_of(ranks, wires) for ranks in (2, 4, 5, 8)]
     [2, 2, 3, 4]
     """
-    largest = max(measured_groups("all_reduce", interconnect), default=ranks)
+    largest = largest_group("all_reduce", interconnect) or ranks
     if interconnect.nodes == 1 or ranks <= largest:
         return min(interconnect.nodes, ranks)
     return ceil(ranks * interconnect.nodes / largest)

@@ -147,10 +147,13 @@ class Profile(_Section):
     """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
 
     interconnects: by name. interconnect: the name of the machine's own. topology: what ``nvidia-smi topo -m`` prints.
+    base: a profile of the catalog, measured on another machine with the same devices: whatever section the file leaves
+    out is that one's.
     """
 
     version: Literal[1] = 1
     name: str
+    base: str | None = None
     provenance: dict[str, Any] = {}
     device: Device
     gpus: int = 1
@@ -176,9 +179,17 @@ class Profile(_Section):
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write the profile atomically, keys sorted, one key a line so that versions can be compared."""
-    data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True)
+    """Write the profile atomically, keys sorted, one key a line so that versions can be compared; of one with a base,
+    only the sections in which it differs.
+    """
+    shared = set() if profile.base is None else _shared(profile, load_profile(find_profile(profile.base)))
+    data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True, exclude=shared)
     write_atomically(path, data + "\n")
+
+
+def _shared(profile: Profile, base: Profile) -> set[str]:
+    own = {"version", "name", "base"}
+    return {name for name in Profile.model_fields if getattr(profile, name) == getattr(base, name)} - own
 
 
 def load_profile(path: Path) -> Profile:
@@ -187,7 +198,8 @@ def load_profile(path: Path) -> Profile:
     Raises
     ------
     PerfModelError
-        If it is unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the key).
+        If it is unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the key), or its
+        base is not in the catalog or has a base itself.
     """
     stat = _stat(path)
     return _load_cached(path, stat)
@@ -204,12 +216,30 @@ def _stat(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
     data = upgrade(path, read_json(path, "a profile", REMEDY), PROFILE_VERSION, {}, REMEDY)
+    base = _base_of(path, data)
     try:
-        return Profile.model_validate(data)
+        if base is None:
+            return Profile.model_validate(data)
+        own = Profile.model_validate({"device": base.device} | data)
+        return base.model_copy(update={name: getattr(own, name) for name in data})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error
+
+
+def _base_of(path: Path, data: dict[str, Any]) -> Profile | None:
+    name = data.get("base")
+    if name is None:
+        return None
+    if name not in catalog_names():
+        raise PerfModelError(
+            f"{path}: base must be a profile of the catalog (got {name!r}). {did_you_mean(str(name), catalog_names())}"
+        )
+    base = load_profile(CATALOG / f"{name}.json") if name != path.stem else None
+    if base is None or base.base is not None:
+        raise PerfModelError(f"{path}: base must be a profile without one (got {name!r}). Name that one's.")
+    return base
 
 
 def catalog_names() -> list[str]:

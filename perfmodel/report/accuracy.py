@@ -104,9 +104,29 @@ class Card:
     def groups(self) -> list[str]:
         return sorted({case.group for case in self.cases})
 
-    def statistics(self, quantity: str, group: str | None = None, split: str | None = None) -> Statistics | None:
-        """Over the cases of a class and a split (None: all) that know the quantity; None if none does."""
-        chosen = [case for case in self.cases if group in (None, case.group) and split in (None, case.split)]
+    @property
+    def profiles(self) -> list[str]:
+        return sorted({case.profile for case in self.cases})
+
+    def rows(self, quantity: str) -> dict[str, Statistics]:
+        """By what a table calls it: splits, all, classes, and profiles if there are several; those without are out."""
+        found = {split: self.statistics(quantity, split=split) for split in ("held-out", "tuning")}
+        found["all"] = self.statistics(quantity)
+        found |= {f"class {group}": self.statistics(quantity, group) for group in self.groups}
+        if len(self.profiles) > 1:
+            found |= {f"profile {name}": self.statistics(quantity, profile=name) for name in self.profiles}
+        return {name: row for name, row in found.items() if row is not None}
+
+    def statistics(
+        self, quantity: str, group: str | None = None, split: str | None = None, profile: str | None = None
+    ) -> Statistics | None:
+        """Over the cases of a class, split and profile (None: all) that know the quantity; None if none does."""
+        asked = (group, split, profile)
+        chosen = [
+            case
+            for case in self.cases
+            if all(want in (None, has) for want, has in zip(asked, (case.group, case.split, case.profile), strict=True))
+        ]
         errors = {case.name: error for case in chosen if (error := case.error(quantity)) is not None}
         if not errors:
             return None
@@ -294,10 +314,7 @@ def card_json(card: Card) -> dict[str, Any]:
 
 
 def _summary(card: Card, quantity: str) -> dict[str, Any]:
-    found = {split: card.statistics(quantity, split=split) for split in ("held-out", "tuning")}
-    found["all"] = card.statistics(quantity)
-    found |= {f"class {group}": card.statistics(quantity, group) for group in card.groups}
-    return {name: _rounded(asdict(row)) for name, row in found.items() if row is not None}
+    return {name: _rounded(asdict(row)) for name, row in card.rows(quantity).items()}
 
 
 def load_card(path: Path) -> Card:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from perfmodel.report.accuracy import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
-from perfmodel.report.choices import choices
+from perfmodel.report.choices import Choice, choices
 from perfmodel.units import format_bytes, format_seconds
 
 NEAR = 0.01  # of the best time
@@ -112,10 +112,7 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
         remark += _not_covered(card)
     if quantity == AT_MEASURED_HOST:
         remark += _wander(card)
-    rows = [(split, card.statistics(quantity, split=split)) for split in ("held-out", "tuning")]
-    rows.append(("all", card.statistics(quantity)))
-    rows += [(f"class {group}", card.statistics(quantity, group)) for group in card.groups]
-    cells = [_statistics_cells(name, found) for name, found in rows if found]
+    cells = [_statistics_cells(name, found) for name, found in card.rows(quantity).items()]
     if not cells:
         return ""
     head = ("", "cases", "mean", "median", "p95", "worst", "worst case", "bias")
@@ -183,7 +180,7 @@ def _choices(card: Card) -> str:
     rows = [
         [
             each.setting.partition(".")[2],
-            _alike([case.name for case in each.cases.values()]),
+            _alike([case.name for case in each.cases.values()]) + _profiles_of(each, card),
             each.best,
             each.chosen,
             f"{each.costs:+.2%}",
@@ -194,6 +191,12 @@ def _choices(card: Card) -> str:
     ]
     head = ("setting", "cases", "fastest", "chosen", "costs", "order right", "measured and predicted")
     return "\n\n".join(["## Choices", remark, _table(head, rows)])
+
+
+def _profiles_of(choice: Choice, card: Card) -> str:
+    """Of a card with several, those the choice was made with."""
+    used = {case.profile for case in choice.cases.values()}
+    return f" ({', '.join(sorted(used))})" if len(card.profiles) > 1 else ""
 
 
 def _both_times(value: str, case: Case) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -68,4 +70,12 @@ def _couplings(interconnect: Interconnect) -> Table:
             format_share(coupling.fitted_error, 1),
             held_out,
         )
+    couplings = interconnect.couplings.values()
+    left_out = [each.held_out_error for each in couplings if each.held_out_error is not None]
+    fitted = statistics.fmean(each.fitted_error for each in couplings)
+    table.add_row("mean", "", "", "", *(format_share(each, 1) for each in (fitted, *_mean(left_out))))
     return table
+
+
+def _mean(values: list[float]) -> list[float]:
+    return [statistics.fmean(values)] if values else []

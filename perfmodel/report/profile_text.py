@@ -54,6 +54,8 @@ def _machine(profile: Profile) -> Table:
     grid = sum(record.origin == "grid" for record in measured)
     failed = len(profile.kernels) - len(measured)
     table.add_row("kernels", f"{grid} of the grid, {len(measured) - grid} for scenarios, {failed} that failed")
+    if profile.base is not None:
+        table.add_row("base", f"{profile.base}, measured on another machine")
     table.add_row("host costs", f"{len(profile.host)}")
     for name, value in _flat(profile.provenance):
         table.add_row(name, value)

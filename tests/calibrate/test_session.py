@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,26 @@ def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
     session.calibrate(tmp_path / "p.json", "cpu", progress=False)
     with pytest.raises(PerfModelError, match=r"exists already\. Go on with --resume"):
         session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+
+
+def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
+    base = session.calibrate(tmp_path / "base.json", "cpu", progress=False)
+    monkeypatch.setattr(machine, "cpu_name", lambda: "another")
+    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: {"call": HostRecord(time_s=2e-6)})
+    timed = counted(monkeypatch)
+    path = tmp_path / "second.json"
+    second = session.calibrate(path, "cpu", base="base", progress=False)
+    assert timed == []
+    assert second.host == {"call": HostRecord(time_s=2e-6)}
+    assert second.provenance["cpu"] == "another"
+    assert (second.kernels, second.curves, second.power) == (base.kernels, base.curves, base.power)
+    assert set(json.loads(path.read_text())) == {"version", "name", "base", "provenance", "host"}
+    with pytest.raises(PerfModelError, match="must be new for --base"):
+        session.calibrate(path, "cpu", base="base", resume=True, progress=False)
+    monkeypatch.setattr(machine, "machine_facts", lambda device: base.provenance | {"torch": "1.0"})
+    with pytest.raises(PerfModelError, match="base: must have been measured with this torch"):
+        session.calibrate(tmp_path / "third.json", "cpu", base="base", progress=False)
 
 
 def test_another_machine_may_not_add_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

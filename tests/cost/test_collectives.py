@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.collectives import CURVE_SPREAD, collective_cost, extrapolation, nodes_of
+from perfmodel.cost.collectives import CURVE_SPREAD, collective_cost, extrapolation, largest_group, nodes_of
 from perfmodel.cost.segments import fit_segments
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import (
@@ -74,6 +74,18 @@ def test_what_more_ranks_are_extrapolated_from_is_said() -> None:
     assert extrapolation("all_gather", 16, WIRES.model_copy(update={"nodes": 2})) == (
         "collectives of 16 ranks are extrapolated from those of 4 by ring and tree formulas, as over 8 nodes"
     )
+
+
+def test_the_largest_group_counts_sizes_measured_for_scenarios_that_make_no_curve() -> None:
+    exact = {
+        collective_key("all_reduce", 8, "float32", MIB): record(1e-4, "scenario"),
+        collective_key("all_reduce", 16, "float32", MIB): CollectiveRecord(error="out of memory"),
+        collective_key("all_gather", 32, "float32", MIB): record(1e-4),
+    }
+    wires = WIRES.model_copy(update={"collectives": exact, "nodes": 2})
+    assert largest_group("all_reduce", wires) == 8
+    assert largest_group("broadcast", wires) is None
+    assert [nodes_of(ranks, wires) for ranks in (4, 8, 16)] == [2, 2, 4]
 
 
 @pytest.mark.parametrize(

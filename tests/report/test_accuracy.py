@@ -152,6 +152,16 @@ def test_statistics() -> None:
     assert CARD.statistics("forward") is None
 
 
+def test_several_profiles_have_a_row_each() -> None:
+    assert list(CARD.rows("step")) == ["held-out", "tuning", "all", "class amp", "class fp32"]
+    other = case("e", "amp", "tuning", 0.2, profile="other-gpu")
+    rows = Card((*CARD.cases, other)).rows("step")
+    assert list(rows)[-2:] == ["profile other-gpu", "profile toy-gpu"]
+    assert (rows["profile other-gpu"].cases, rows["profile other-gpu"].worst) == (1, pytest.approx(0.2))
+    assert rows["profile toy-gpu"] == CARD.rows("step")["all"]
+    assert Card((other,)).rows("peak_allocated") == {}
+
+
 def test_repeated_measurements() -> None:
     twice = [measurement("toy"), measurement("toy-again"), measurement("other", scenario={"precision": "bf16"})]
     groups = [[found.name for found in cases] for _, cases in accuracy_card(map(pair, twice)).repeated()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from perfmodel.report.accuracy import Case
+from perfmodel.report.accuracy import Card, Case
+from perfmodel.report.accuracy_text import accuracy_markdown
 from perfmodel.report.choices import choices, settings_of
 
 
@@ -54,3 +56,13 @@ def test_the_right_choice_costs_nothing() -> None:
 
 def test_a_case_alone_is_no_choice() -> None:
     assert choices(CASES[-1:]) == []
+
+
+def test_a_card_of_several_profiles_says_whose_choice_it_is() -> None:
+    here = [case("gpt-b1", 1.0, 1.3, bucket_cap_mb=1.0), case("gpt-b25", 0.9, 1.1, bucket_cap_mb=25.0)]
+    there = [case("gpt-b1 (node)", 1.0, 1.3, dp=8, bucket_cap_mb=1.0), case("gpt-b25 (node)", 0.9, 1.1, dp=8)]
+    alone = accuracy_markdown(Card(tuple(here)))
+    both = accuracy_markdown(Card((*here, *(replace(each, profile="node") for each in there))))
+    assert "| bucket_cap_mb | gpt | 25 | 25 |" in alone
+    assert "| bucket_cap_mb | gpt (toy) | 25 | 25 |" in both
+    assert "| bucket_cap_mb | gpt (node) | default | default |" in both

@@ -31,15 +31,20 @@ WIRES = Interconnect(
     couplings={
         "gemm_fp32": Coupling(
             compute_factor=1.2, communication_factor=3, tail_share=0.7, fitted_error=0.05, held_out_error=0.06
-        )
+        ),
+        "row": Coupling(compute_factor=1, communication_factor=1, tail_share=1, fitted_error=0.01, held_out_error=0.02),
+        "copy": Coupling(compute_factor=1, communication_factor=1, tail_share=1, fitted_error=0.03),
     },
 )
 WHOLE = """
 two-nodes: nccl, 2 nodes, 2 collectives measured
 all_reduce           sizes   alpha, us       GB/s  points  median  worst
 4 ranks     1 KiB to 8 KiB  10.0 ± 0.5  0.1 ± 0.0       4
-beside collectives  slowed  slow them  tail  fitted  held out
-gemm fp32           x 1.20     x 3.00  70 %   5.0 %     6.0 %
+beside collectives  slowed  slow them   tail  fitted  held out
+copy                x 1.00     x 1.00  100 %   3.0 %
+gemm fp32           x 1.20     x 3.00   70 %   5.0 %     6.0 %
+row                 x 1.00     x 1.00  100 %   1.0 %     2.0 %
+mean                                           3.0 %     4.0 %
 """
 
 

@@ -80,6 +80,12 @@ def test_whole() -> None:
     assert rendered(profile_report(PROFILE)) == WHOLE
 
 
+def test_a_base_is_named() -> None:
+    assert "base                  first, measured on another machine" in rendered(
+        profile_report(PROFILE.model_copy(update={"base": "first"}))
+    )
+
+
 def test_copies_by_size() -> None:
     """Of 10 us and 50 GB/s; of one size, a bandwidth."""
     records = {f"h2d pinned {MIB << n}": TransferRecord(time_s=1e-5 + (MIB << n) / 50e9) for n in range(5)}

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware import profile as profiles
+from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.profile import Device, HostRecord, KernelRecord, Profile, load_profile, save_profile
+
+WIRES = {"nvlink": Interconnect(backend="nccl")}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A catalog with one profile, ``first``."""
+    folder = tmp_path / "catalog"
+    folder.mkdir()
+    monkeypatch.setattr(profiles, "CATALOG", folder)
+    save_profile(first(), folder / "first.json")
+    return folder
+
+
+def first() -> Profile:
+    return Profile(
+        name="first",
+        device=Device(kind="cuda", name="G", memory_bytes=1),
+        gpus=1,
+        kernels={"k": KernelRecord(time_s=1e-3)},
+        host={"reference": HostRecord(time_s=2e-3)},
+    )
+
+
+def written(path: Path, **data: Any) -> Path:
+    path.write_text(json.dumps({"version": 1, "name": path.stem} | data))
+    return path
+
+
+def test_what_a_file_leaves_out_is_its_bases(catalog: Path, tmp_path: Path) -> None:
+    host = {"reference": {"time_s": 3e-3}}
+    found = load_profile(written(tmp_path / "second.json", base="first", gpus=4, host=host))
+    assert found == first().model_copy(
+        update={"name": "second", "base": "first", "gpus": 4, "host": {"reference": HostRecord(time_s=3e-3)}}
+    )
+
+
+def test_only_sections_that_differ_from_the_base_are_written(catalog: Path, tmp_path: Path) -> None:
+    path = tmp_path / "second.json"
+    second = first().model_copy(update={"name": "second", "base": "first", "interconnects": WIRES})
+    save_profile(second, path)
+    assert set(json.loads(path.read_text())) == {"version", "name", "base", "interconnects"}
+    assert load_profile(path) == second
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "sentence"),
+    [
+        ("second", "frist", r"base must be a profile of the catalog \(got 'frist'\)\. Did you mean 'first'\?"),
+        ("second", "chained", r"base must be a profile without one \(got 'chained'\)"),
+        ("chained", "chained", r"base must be a profile without one \(got 'chained'\)"),
+    ],
+)
+def test_bases_are_of_the_catalog_and_have_none(catalog: Path, name: str, base: str, sentence: str) -> None:
+    written(catalog / "chained.json", base="first")
+    with pytest.raises(PerfModelError, match=sentence):
+        load_profile(written(catalog / f"{name}.json", base=base))
