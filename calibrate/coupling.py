@@ -114,7 +114,7 @@ def slowed_loops(compute_s: float, communication_s: float, coupling: tuple[float
     device.issue(np.zeros(count), compute_s * ones)
     lasting_s = count * compute_s * compute_factor
     for number in range(int(np.ceil(lasting_s / communication_s)) + 1):
-        device.add(Item(number, 1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
+        device.add(Item(1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
     device.run_until(count)
     end_s = float(device.end_s[count - 1])
     done = [item.end_s for item in device.items if item.is_done and item.end_s <= end_s]

@@ -80,7 +80,8 @@ def _names(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event
     threads = {HOST_THREAD: "host", HOST_PHASES_THREAD: "host phases"}
     if on_device:
         timeline = prediction.timeline
-        streams = sorted({*timeline.stream.tolist(), *(each.stream for each in timeline.communications)})
+        beside = {*(each.stream for each in timeline.communications), *(each.stream for each in timeline.side)}
+        streams = sorted({*timeline.stream.tolist(), *beside})
         threads[DEVICE_PHASES_THREAD] = "device phases"
         threads |= {FIRST_STREAM_THREAD + stream: f"stream {FIRST_STREAM_THREAD + stream}" for stream in streams}
     yield _metadata("process_name", rank, 0, name=f"rank {rank}: {prediction.profile.device.name}")
@@ -147,13 +148,16 @@ def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
         timeline.start_s,
         timeline.end_s,
     )
-    rows = zip(*(column.tolist() for column in columns), strict=True)
+    rows = [*zip(*(column.tolist() for column in columns), strict=True)]
+    rows += [(k.operation, k.stream, k.host_start_s, k.issue_s, k.start_s, k.end_s) for k in timeline.side]
     for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=1):
         thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.operations[operation])
         link = {"External id": correlation, "correlation": correlation}
         yield _slice("cpu_op", name, rank, HOST_THREAD, host_start_s, issue_s, **{"External id": correlation})
         yield _slice("cuda_runtime", "cudaLaunchKernel", rank, HOST_THREAD, host_start_s, issue_s, **link)
-        details = {"device": rank, "stream": thread, **link, **_details(uses[operation])}
+        details = {"device": rank, "stream": thread, **link}
+        if operation in uses:
+            details |= _details(uses[operation])
         yield _slice("kernel", name, rank, thread, start_s, end_s, **details)
         arrow = {"cat": "ac2g", "name": "ac2g", "id": correlation, "pid": rank}
         yield {"ph": "s", "tid": HOST_THREAD, "ts": _microseconds(host_start_s), **arrow}

@@ -1,14 +1,15 @@
-"""The device's side of the engine: a compute stream in numpy passes, and the lanes of communication beside it.
+"""The device's side of the engine: a compute stream in numpy passes, and the lanes beside it.
 
 The compute stream is a FIFO of entries, each ready when its launch has arrived; where nothing else happens it is a
 max-plus recurrence over many entries at once:
 
     end = D + maximum.accumulate(ready - (D - d))        D: cumulative device time, d: one entry's
 
-A lane (one communicator) runs its items one after another. While an item runs, compute and communication slow each
-other: an entry takes ``compute_factor`` times as long, and the item advances at 1 / ``communication_factor``. Rates are
-constant between the points where an item starts or ends; there the pass is cut and the entry that straddles the point
-goes on with what is left of it.
+A lane (another stream) runs its items, collectives and kernels, one after another. While a collective runs, compute and
+communication slow each other: an entry takes ``compute_factor`` times as long, and the item advances at
+1 / ``communication_factor``. Rates are constant between the points where such an item starts or ends; there the pass is
+cut and the entry that straddles the point goes on with what is left of it. An item of no kind (a kernel; a collective
+whose contention was not measured) neither slows anything nor is slowed: its end is known as soon as its start is.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ CHUNK = 512  # entries of one pass while communication is near
 
 @dataclass
 class Item:
-    """One piece of work of a lane. ready_s: when its launch has arrived. after: entries (absolute numbers) and items
-    that must have ended. kind: which slowdown holds while it runs, -1 for none.
+    """One piece of work of a lane. ready_s: when its launch has arrived. after_entry: number of the entry, counted over
+    all steps, that must have ended, with all before it (-1: none). after_items: items that must have, too. kind: which
+    slowdown holds while it runs, -1 for none.
     """
 
-    number: int
     lane: int
     duration_s: float
     kind: int
     ready_s: float
-    after_entries: tuple[int, ...] = ()
+    after_entry: int = -1
     after_items: tuple[Item, ...] = ()
     start_s: float = -1.0
     end_s: float = -1.0
@@ -87,6 +88,11 @@ class Device:
     def issued(self) -> int:
         return self._issued
 
+    @property
+    def awaited(self) -> tuple[Item, ...]:
+        """What the next entry starts after."""
+        return tuple(self._waits.get(self._issued, ()))
+
     def reserve(self, entries: int) -> None:
         """Make room for so many entries in all."""
         for name in ("start_s", "end_s", "_ready_s", "_left_s"):
@@ -99,7 +105,7 @@ class Device:
         self._left_s[part] = duration_s
         self._issued = part.stop
 
-    def wait(self, items: list[Item]) -> None:
+    def wait(self, items: tuple[Item, ...]) -> None:
         """The next entry issued to the compute stream starts after these."""
         self._waits.setdefault(self._issued, []).extend(items)
         self._cut(self._issued)
@@ -108,8 +114,7 @@ class Device:
         """Append to the item's lane."""
         self.items.append(item)
         self._lanes.setdefault(item.lane, _Lane()).waiting.append(item)
-        for entry in item.after_entries:
-            self._cut(entry + 1)
+        self._cut(item.after_entry + 1)
 
     def _cut(self, entry: int) -> None:
         if entry > self.done and (not self._cuts or entry > self._cuts[-1]):
@@ -133,15 +138,14 @@ class Device:
 
     def finish(self, item: Item) -> None:
         """The item has ended, the compute stream standing still meanwhile (it has nothing more to do before that)."""
-        while not item.is_done:
+        while not item.is_done or item.end_s > self._free_s:
             self._start_lanes(self._free_s)
-            if item.is_done:
-                return
             running = [lane for lane in self._lanes.values() if lane.running is not None]
             ends_s = [self._free_s + lane.running.left_s for lane in running if lane.running is not None]
-            event_s = min([*ends_s, *self._known_starts_s()], default=np.inf)
+            own_s = [max(item.end_s, self._free_s)] if item.is_done else []
+            event_s = min([*ends_s, *self._known_starts_s(), *own_s], default=np.inf)
             if event_s == np.inf:
-                raise RuntimeError(f"communication {item.number} waits for work that was never issued")
+                raise RuntimeError(f"work of stream {item.lane} waits for work that was never issued")
             for lane, end_s in zip(running, ends_s, strict=True):
                 self._advance(lane, event_s - self._free_s, event_s, end_s <= event_s)
             self._free_s = event_s
@@ -159,36 +163,43 @@ class Device:
         if lane.running is not None or not lane.waiting:
             return None
         item = lane.waiting[0]
-        if any(entry >= self.done for entry in item.after_entries) or any(
-            not each.is_done for each in item.after_items
-        ):
+        if item.after_entry >= self.done or any(not each.is_done for each in item.after_items):
             return None
-        ends_s = [
-            *(float(self.end_s[entry]) for entry in item.after_entries),
-            *(each.end_s for each in item.after_items),
-        ]
-        return max(item.ready_s, lane.free_s, *ends_s)
+        entry_s = float(self.end_s[item.after_entry]) if item.after_entry >= 0 else 0.0
+        return max(item.ready_s, lane.free_s, entry_s, *(each.end_s for each in item.after_items))
 
     def _known_starts_s(self) -> list[float]:
         found = (self._next_start_s(lane) for lane in self._lanes.values())
         return [start_s for start_s in found if start_s is not None]
 
     def _start_lanes(self, time_s: float) -> None:
-        for lane in self._lanes.values():
-            while (start_s := self._next_start_s(lane)) is not None and start_s <= time_s:
-                if self._holds(lane.waiting[0], time_s):
-                    break
-                item = lane.running = lane.waiting.popleft()
-                item.start_s, item.left_s = start_s, item.duration_s
-                end_s = start_s + item.duration_s
-                self._advance(lane, time_s - start_s, min(time_s, end_s), end_s <= time_s)
+        """Until no lane can start more: what has ended in one may be what another waited for."""
+        while any(self._start(lane, time_s) for lane in self._lanes.values()):
+            pass
+
+    def _start(self, lane: _Lane, time_s: float) -> bool:
+        """Start what the lane can; whether the end of an item became known."""
+        has_ended = False
+        while (start_s := self._next_start_s(lane)) is not None:
+            item, end_s = lane.waiting[0], start_s + lane.waiting[0].duration_s
+            if item.kind >= 0 and (start_s > time_s or self._holds(item, time_s)):
+                break
+            lane.waiting.popleft()
+            item.start_s = start_s
+            if item.kind < 0 or end_s <= time_s:
+                item.end_s = lane.free_s = end_s
+                has_ended = True
+            else:
+                item.left_s = item.duration_s - (time_s - start_s)
+                lane.running = item
+        return has_ended
 
     def _holds(self, item: Item, time_s: float) -> bool:
         """Whether the entry that is on leaves no room yet; the item is then ready when its tail begins.
 
         Streams of equal priority: blocks of a later kernel are handed out only after all of an earlier one's.
         """
-        if item.has_waited or item.kind < 0 or self._begun_s is None:
+        if item.has_waited or self._begun_s is None:
             return False
         item.has_waited = True
         tail_s = float(self._slowdowns[item.kind].tail_s[self.done % self._step_entries])
@@ -247,13 +258,11 @@ class Device:
     def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray | float:
         factor: np.ndarray | float = 1.0
         for lane in running:
-            if lane.running is not None and lane.running.kind >= 0:
+            if lane.running is not None:
                 factor = factor * self._slowdowns[lane.running.kind].compute_factor[self._columns(part)]
         return factor
 
     def _rates(self, item: Item, part: slice) -> np.ndarray:
-        if item.kind < 0:
-            return np.ones(part.stop - part.start)
         return np.asarray(1 / self._slowdowns[item.kind].communication_factor[self._columns(part)])
 
     def _progress(

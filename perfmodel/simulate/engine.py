@@ -9,6 +9,10 @@ and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet whe
 and where it may not run further ahead (the launch queue is full). The device is run no further than the host needs to
 know, so that whatever is issued later still finds its place. On a CPU there is one clock
 (:mod:`perfmodel.simulate.one_clock`).
+
+Every other stream is a lane of items beside it. Its kernels (copies in and out of communication buffers) neither slow
+others nor are slowed; they have a place in the launch queue until the compute stream has come by. The collectives of
+one group are one communicator's, which runs them in the order in which the host issued them, whatever their streams.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COMPUTE, RECORD, WAIT, Program
+from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.device import Device, Item
 from perfmodel.simulate.step_work import BLOCKING, StepWork
-from perfmodel.simulate.timeline import Communication, PhaseSpan, Timeline
+from perfmodel.simulate.timeline import Communication, PhaseSpan, SideKernel, Timeline
 from perfmodel.workload.trace_file import EventKind
 
 
@@ -33,31 +37,42 @@ class _Mark(NamedTuple):
     items: tuple[Item, ...]
 
 
+def _both(*marks: _Mark) -> _Mark:
+    """All that the marks stand for; of the compute stream, which is in order, the last entry."""
+    entry = max((mark.entry for mark in marks), default=-1)
+    return _Mark(entry, tuple({id(item): item for mark in marks for item in mark.items}.values()))
+
+
 class _Rank:
     """Issues steps one after another."""
 
     def __init__(self, program: Program, work: StepWork, launch: Launch, steps: int) -> None:
         columns = program.instructions
         self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
+        self._group = [collective.group for collective in program.collectives]
         self.work, self.launch = work, launch
         entries = len(work.position)
         self.device = Device(launch.latency_s, list(work.slowdowns), entries)
         self.device.reserve(steps * entries)
         self.issue_s = np.zeros(steps * entries)
-        before = np.arange(steps) * int(work.kernels.sum())
-        self._kernels_until = (before[:, None] + np.cumsum(work.kernels)).reshape(-1)
+        before = np.arange(steps) * work.launched_kernels
+        self._queued_until = (before[:, None] + np.cumsum(work.queued)).reshape(-1)
+        self._side = {position: index for index, position in enumerate(work.side.position.tolist())}
         launches = np.tile(work.kernels > 0, steps)
         self._launch_before = np.maximum.accumulate(np.where(launches, np.arange(len(launches)), -1))
+        self._held_by = self._holding(self._queued_until)
         self._host_s = 0.0
         self._reached_s = 0.0  # of this step's host costs, what the host's clock contains
         self._marks: dict[int, _Mark] = {}
         self._gates: dict[int, list[_Mark]] = {}  # by stream: what its next work waits for
         self._last: dict[int, Item] = {}  # by stream
-        self.communications: list[tuple[int, float, Item]] = []  # of this step: position, issue, item
+        self._last_of_group: dict[str, _Mark] = {}
+        self._queued_before = 0  # launches of the steps before
+        self.beside: list[tuple[int, float, Item]] = []  # of this step: position, issue, item
 
     def step(self) -> None:
         """One step: entries in stretches between the instructions at which something else happens."""
-        self._reached_s, self._marks, self.communications = 0.0, {}, []
+        self._reached_s, self._marks, self.beside = 0.0, {}, []
         done = 0
         for position in self.work.actions:
             before = int(np.searchsorted(self.work.order, 2 * position + 1))
@@ -67,15 +82,21 @@ class _Rank:
             done = before
         self._issue(done, len(self.work.position))
         self._work_until(float(self.work.host_until_s[-1]))
+        self._queued_before += self.work.launched_kernels
 
     def wait(self) -> float:
         """The host waits until everything issued is done; returns its clock."""
-        self.device.run_all()
-        ends_s = [each.end_s for each in self.device.items[-1:]]
-        if self.device.issued:
-            ends_s.append(float(self.device.end_s[self.device.issued - 1]))
-        self._host_s = max([self._host_s, *ends_s]) + self.launch.synchronize_s
+        self._synchronize(tuple(self._last.values()))
         return self._host_s
+
+    def _synchronize(self, items: tuple[Item, ...]) -> None:
+        """The host waits for all that the compute stream was given, and for these."""
+        issued = self.device.issued
+        self.device.run_until(issued)
+        for item in items:
+            self.device.finish(item)
+        ends_s = [*self.device.end_s[max(issued - 1, 0) : issued].tolist(), *(item.end_s for item in items)]
+        self._host_s = max([self._host_s, *ends_s]) + self.launch.synchronize_s
 
     def _work_until(self, reached_s: float) -> None:
         self._host_s += reached_s - self._reached_s
@@ -85,11 +106,11 @@ class _Rank:
         """Entries of this step, in blocks that cannot fill the launch queue by themselves."""
         work, depth = self.work, self.launch.queue_depth
         while start < stop:
-            room = int(np.searchsorted(np.cumsum(work.kernels[start:stop]), depth, side="right"))
+            room = int(np.searchsorted(np.cumsum(work.queued[start:stop]), depth, side="right"))
             block = slice(start, min(stop, start + max(1, room)))
             count = block.stop - block.start
             part = slice(self.device.issued, self.device.issued + count)
-            free = self._held_by(part)
+            free = self._held_by[part]
             if free[-1] >= 0:
                 self.device.run_until(int(free[-1]) + 1)
             cumulative_s = work.entry_host_s[block] - self._reached_s
@@ -101,53 +122,69 @@ class _Rank:
             self._host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
             start = block.stop
 
-    def _held_by(self, part: slice) -> np.ndarray:
-        """By entry, the one that must have started before the launch queue has room for it; -1 for none."""
-        room = self._kernels_until[part] - self.launch.queue_depth
-        full = np.searchsorted(self._kernels_until, room, side="right") - 1
+    def _holding(self, queued_until: np.ndarray) -> np.ndarray:
+        """The entries that must have started before the launch queue has room for so many launches; -1 for none."""
+        full = np.searchsorted(self._queued_until, queued_until - self.launch.queue_depth, side="right") - 1
         return np.where(full >= 0, self._launch_before[full], -1)
 
     def _act(self, position: int) -> None:
         kind, stream, number = self._kind[position], self._stream[position], self._a[position]
         if kind == EventKind.SYNC:
-            self.device.run_until(self.device.issued)
-            end_s = float(self.device.end_s[self.device.issued - 1]) if self.device.issued else 0.0
-            self._host_s = max(self._host_s, end_s) + self.launch.synchronize_s
+            self._synchronize(self.device.awaited)
         elif kind == RECORD:
             self._marks[number] = self._mark(stream)
         elif kind == WAIT:
             self._wait(stream, self._marks[number])
+        elif kind == EventKind.OP:
+            self._launch_beside(position, stream)
+        elif stream == COMPUTE:
+            self._communicate_between(self._group[number])
         else:
-            self._communicate(position, stream, number)
+            self._communicate_beside(position, stream, number)
 
     def _mark(self, stream: int) -> _Mark:
-        """All that the stream was given so far."""
-        gates = [item for mark in self._gates.get(stream, []) for item in mark.items]
+        """All that the stream was given so far, and what it was told to wait for."""
         if stream == COMPUTE:
-            return _Mark(self.device.issued - 1, ())
-        last = [self._last[stream]] if stream in self._last else []
-        return _Mark(max([mark.entry for mark in self._gates.get(stream, [])], default=-1), (*last, *gates))
+            return _Mark(self.device.issued - 1, self.device.awaited)
+        last = [_Mark(-1, (self._last[stream],))] if stream in self._last else []
+        return _both(*last, *self._gates.get(stream, []))
 
     def _wait(self, stream: int, mark: _Mark) -> None:
         if stream == COMPUTE:
-            self.device.wait(list(mark.items))
+            self.device.wait(mark.items)
         else:
             self._gates.setdefault(stream, []).append(mark)
 
-    def _communicate(self, position: int, stream: int, number: int) -> None:
-        gates = self._gates.pop(stream, [])
-        item = Item(
-            number,
-            stream,
-            float(self.work.collective_s[number]),
-            number if self.work.slowdowns else -1,
-            self._host_s + self.launch.latency_s,
-            tuple({mark.entry for mark in gates if mark.entry >= 0}),
-            tuple(item for mark in gates for item in mark.items),
-        )
+    def _launch_beside(self, position: int, stream: int) -> None:
+        """A kernel of another stream, when the launch queue has room for it."""
+        side, index = self.work.side, self._side[position]
+        held_by = int(self._holding(self._queued_before + self.work.queued_until_side[index : index + 1])[0])
+        if held_by >= 0:
+            self.device.run_until(held_by + 1)
+            self._host_s = max(self._host_s, float(self.device.start_s[held_by]))
+        self._add(position, stream, float(side.duration_s[index]), -1)
+
+    def _communicate_beside(self, position: int, stream: int, number: int) -> None:
+        group = self._group[number]
+        if group in self._last_of_group:
+            self._wait(stream, self._last_of_group[group])
+        kind = number if self.work.slowdowns else -1
+        item = self._add(position, stream, float(self.work.collective_s[number]), kind)
+        self._last_of_group[group] = _Mark(-1, (item,))
+
+    def _communicate_between(self, group: str) -> None:
+        """The next entry of the compute stream is a collective."""
+        if group in self._last_of_group:
+            self._wait(COMPUTE, self._last_of_group[group])
+        self._last_of_group[group] = _Mark(self.device.issued, ())
+
+    def _add(self, position: int, stream: int, duration_s: float, kind: int) -> Item:
+        gate = _both(*self._gates.pop(stream, []))
+        item = Item(stream, duration_s, kind, self._host_s + self.launch.latency_s, gate.entry, gate.items)
         self.device.add(item)
         self._last[stream] = item
-        self.communications.append((position, self._host_s, item))
+        self.beside.append((position, self._host_s, item))
+        return item
 
 
 def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
@@ -162,7 +199,7 @@ def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
     alone = _Rank(program, work, launch, 1)
     alone.step()
     synced_step_s = alone.wait()
-    steps = math.ceil(launch.queue_depth / max(int(work.kernels.sum()), 1)) + 2
+    steps = math.ceil(launch.queue_depth / max(work.launched_kernels, 1)) + 2
     rank = _Rank(program, work, launch, steps)
     for _ in range(steps):
         rank.step()
@@ -193,6 +230,7 @@ def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: floa
         synced_step_time_s=synced_step_s,
         host_busy_s=float(work.host_s.sum()),
         communications=_communications(program, work, rank, issue_s, start_s, end_s, origin_s),
+        side=_side_kernels(program, work, rank, origin_s),
     )
 
 
@@ -208,14 +246,33 @@ def _communications(
     """Those beside the compute stream and those on it, by start."""
     columns = program.instructions
     found = [
-        Communication(item.number, int(columns.run[at]), item.lane, issued_s, item.start_s, item.end_s)
-        for at, issued_s, item in rank.communications
+        Communication(int(columns.a[at]), int(columns.run[at]), item.lane, issued_s, item.start_s, item.end_s)
+        for at, issued_s, item in rank.beside
+        if columns.kind[at] == COLLECTIVE
     ]
     for entry in np.flatnonzero(work.source == BLOCKING).tolist():
         at = int(work.position[entry])
         times_s = (float(issue_s[entry]), float(start_s[entry]), float(end_s[entry]))
         found.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, *times_s))
     return tuple(sorted((each.shifted(-origin_s) for each in found), key=lambda each: each.start_s))
+
+
+def _side_kernels(program: Program, work: StepWork, rank: _Rank, origin_s: float) -> tuple[SideKernel, ...]:
+    columns = program.instructions
+    found = [
+        SideKernel(
+            operation=int(columns.a[at]),
+            run=int(columns.run[at]),
+            stream=item.lane,
+            host_start_s=issued_s - float(work.host_s[at]) - origin_s,
+            issue_s=issued_s - origin_s,
+            start_s=item.start_s - origin_s,
+            end_s=item.end_s - origin_s,
+        )
+        for at, issued_s, item in rank.beside
+        if columns.kind[at] == EventKind.OP
+    ]
+    return tuple(sorted(found, key=lambda each: each.start_s))
 
 
 def spans(program: Program, marks_s: list[float]) -> tuple[PhaseSpan, ...]:

@@ -1,4 +1,8 @@
-"""The engine where host and device are one processor: only communication runs beside its one clock."""
+"""The engine where host and device are one processor: only communication runs beside its one clock.
+
+Operators of every stream run on it in the order of the program; one of another stream waits, and with it the host, for
+the collectives that its stream was given or told to wait for.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,25 @@ from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.engine import spans
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, Timeline
+from perfmodel.workload.trace_file import EventKind
 
 
 def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
     """A step in which operators and host costs add up.
 
-    Collectives beside the compute stream start when they are issued, one after another on each stream, and take what
-    they take alone; the host waits for those that the compute stream waits for.
+    Collectives beside the compute stream start when they are issued, one after another on each stream and in each
+    group, and take what they take alone; the host waits for those that the compute stream waits for.
     """
     columns = program.instructions
-    own_s = work.host_s.copy()
+    lasts_s = np.zeros(len(work.host_s))
     is_work = work.kernels > 0
-    np.add.at(own_s, work.position[is_work], work.duration_s[is_work])
-    waited_s, beside = _communicate(program, work, np.cumsum(own_s))
-    until_s = np.cumsum(own_s + waited_s)
+    lasts_s[work.position[is_work]] = work.duration_s[is_work]
+    lasts_s[work.side.position] = work.side.duration_s
+    waited_s, beside = _communicate(program, work, np.cumsum(work.host_s + lasts_s), lasts_s)
+    until_s = np.cumsum(work.host_s + lasts_s + waited_s)
     boundaries_s = np.concatenate([[0.0], until_s])
-    position = work.position[work.launches]
-    end_s, duration_s = until_s[position], work.duration_s[work.launches]
+    position = np.sort(np.concatenate([work.position[work.launches], work.side.position]))
+    end_s, duration_s = until_s[position], lasts_s[position]
     blocking = np.flatnonzero(work.source == BLOCKING)
     for entry in blocking.tolist():
         at = int(work.position[entry])
@@ -49,12 +55,17 @@ def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
     )
 
 
-def _communicate(program: Program, work: StepWork, until_s: np.ndarray) -> tuple[np.ndarray, list[Communication]]:
-    """Seconds the host waits at each instruction, and the communications beside it."""
+def _communicate(
+    program: Program, work: StepWork, until_s: np.ndarray, lasts_s: np.ndarray
+) -> tuple[np.ndarray, list[Communication]]:
+    """Seconds the host waits at each instruction, and the communications beside it. until_s: when each would end if it
+    never waited. lasts_s: of which operators and collectives take so long.
+    """
     columns = program.instructions
     waits_s = np.zeros(len(until_s))
     found: list[Communication] = []
     ends_s: dict[int, float] = {}  # by stream: of what it was given so far
+    free_s: dict[str, float] = {}  # by group
     marks_s: dict[int, float] = {}
     late_s = 0.0
     for at in work.actions:
@@ -62,12 +73,14 @@ def _communicate(program: Program, work: StepWork, until_s: np.ndarray) -> tuple
         now_s = float(until_s[at]) + late_s
         if kind == RECORD:
             marks_s[number] = now_s if stream == COMPUTE else ends_s.get(stream, 0.0)
-        elif kind == COLLECTIVE:
-            start_s = max(now_s, ends_s.get(stream, 0.0))
-            ends_s[stream] = start_s + float(work.collective_s[number])
+        elif kind == COLLECTIVE and stream != COMPUTE:
+            group = program.collectives[number].group
+            start_s = max(now_s, ends_s.get(stream, 0.0), free_s.get(group, 0.0))
+            ends_s[stream] = free_s[group] = start_s + float(work.collective_s[number])
             found.append(Communication(number, int(columns.run[at]), stream, now_s, start_s, ends_s[stream]))
-        elif kind == WAIT and stream == COMPUTE:
-            waits_s[at] = max(marks_s[number] - now_s, 0.0)
+        elif kind == EventKind.OP or (kind == WAIT and stream == COMPUTE):
+            awaited_s = marks_s[number] if kind == WAIT else ends_s.get(stream, 0.0)
+            waits_s[at] = max(awaited_s - (now_s - float(lasts_s[at])), 0.0)
             late_s += float(waits_s[at])
         elif kind == WAIT:
             ends_s[stream] = max(ends_s.get(stream, 0.0), marks_s[number])

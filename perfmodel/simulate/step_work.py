@@ -15,13 +15,24 @@ LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the co
 
 
 @dataclass(frozen=True)
+class SideWork:
+    """The operators of other streams than the compute stream. Columns by launch: position among the instructions,
+    device seconds, device launches.
+    """
+
+    position: np.ndarray
+    duration_s: np.ndarray
+    kernels: np.ndarray
+
+
+@dataclass(frozen=True)
 class StepWork:
     """The same for every step. Columns by entry of the compute stream, in the order in which they are issued.
 
     position: among the instructions; a mark is issued ahead of the instruction it stands at. source: LAUNCH, BLOCKING
     or MARK. duration_s: device seconds, 0 for marks. kernels: device launches, 0 for marks. host_s: host seconds of
     every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
-    seconds of each of the program's collectives alone. slowdowns: by collective.
+    seconds of each of the program's collectives alone. slowdowns: by collective. side: what else is launched.
     """
 
     position: np.ndarray
@@ -32,6 +43,30 @@ class StepWork:
     actions: tuple[int, ...]
     collective_s: np.ndarray
     slowdowns: tuple[Slowdown, ...]
+    side: SideWork
+
+    @property
+    def launched_kernels(self) -> int:
+        """Device launches of the step."""
+        return int(self.kernels.sum() + self.side.kernels.sum())
+
+    @cached_property
+    def queued(self) -> np.ndarray:
+        """Device launches by entry, those of other streams that are issued since the entry before among them."""
+        queued = self.kernels.copy()
+        np.add.at(queued, self._after_side, self.side.kernels)
+        return queued
+
+    @cached_property
+    def queued_until_side(self) -> np.ndarray:
+        """Device launches of the step until each of the other streams, itself included."""
+        before = np.concatenate([[0], np.cumsum(self.kernels)])[self._after_side]
+        return np.asarray(before + np.cumsum(self.side.kernels))
+
+    @property
+    def _after_side(self) -> np.ndarray:
+        """The entry issued after each launch of another stream; the step's end comes after all."""
+        return np.searchsorted(self.order, 2 * self.side.position + 1)
 
     @cached_property
     def host_until_s(self) -> np.ndarray:
@@ -77,20 +112,25 @@ def step_work(
     """Columns of a step.
 
     duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
-    instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch.
+    instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch; those of
+    launches on other streams are not used.
     """
     columns = program.instructions
     seconds = np.zeros(0) if collective_s is None else collective_s
-    launched = launched_positions(program, kernels)
+    everywhere = launched_positions(program, kernels)
+    on_compute = columns.stream[everywhere] == COMPUTE
+    launched, beside = everywhere[on_compute], everywhere[~on_compute]
     is_collective = columns.kind == COLLECTIVE
     blocking = np.flatnonzero(is_collective & (columns.stream == COMPUTE))
     marks = np.append(run_starts(program), len(columns.kind))
     position = np.concatenate([launched, blocking, marks])
     source = np.repeat([LAUNCH, BLOCKING, MARK], [len(launched), len(blocking), len(marks)])
     order = np.argsort(2 * position + (source != MARK), kind="stable")
-    lasts = np.concatenate([duration_s, seconds[columns.a[blocking]], np.zeros(len(marks))])
+    lasts = np.concatenate([duration_s[on_compute], seconds[columns.a[blocking]], np.zeros(len(marks))])
     counts = np.concatenate([kernels[columns.a[launched]], np.ones(len(blocking)), np.zeros(len(marks))])
-    meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective & (columns.stream != COMPUTE))
+    is_beside = is_collective & (columns.stream != COMPUTE)
+    meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective if is_beside.any() else is_beside)
+    meets[beside] = True
     return StepWork(
         position[order],
         source[order],
@@ -99,15 +139,17 @@ def step_work(
         host_s,
         tuple(np.flatnonzero(meets).tolist()),
         seconds,
-        tuple(_by_entry(each, order, len(launched)) for each in slowdowns),
+        tuple(_by_entry(each, order, on_compute) for each in slowdowns),
+        SideWork(beside, duration_s[~on_compute], kernels[columns.a[beside]]),
     )
 
 
-def _by_entry(slowdown: Slowdown, order: np.ndarray, launches: int) -> Slowdown:
+def _by_entry(slowdown: Slowdown, order: np.ndarray, on_compute: np.ndarray) -> Slowdown:
     """Columns by entry from those by launch; what is no operator neither slows nor is slowed."""
 
     def spread(column: np.ndarray, otherwise: float) -> np.ndarray:
-        return np.asarray(np.concatenate([column, np.full(len(order) - launches, otherwise)])[order])
+        launched = column[on_compute]
+        return np.asarray(np.concatenate([launched, np.full(len(order) - len(launched), otherwise)])[order])
 
     return Slowdown(
         spread(slowdown.compute_factor, 1.0),

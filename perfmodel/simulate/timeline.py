@@ -40,14 +40,29 @@ class Communication:
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """One steady step of one rank. Columns have one entry a launched operator, in launch order.
+class SideKernel:
+    """One operator that ran on another stream than the compute stream. Fields as in :class:`Timeline`."""
 
-    operation: index into the trace's operations. run: index into ``phases``. module: index into the trace's modules, -1
-    outside. stream: 0 is the compute stream. host_start_s, issue_s: the host begins the call, and has launched it.
+    operation: int
+    run: int
+    stream: int
+    host_start_s: float
+    issue_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One steady step of one rank. Columns have one entry an operator launched on the compute stream (on a CPU, where
+    one processor runs them all, on any), in launch order.
+
+    operation: index into the program's operations. run: index into ``phases``. module: index into the trace's modules,
+    -1 outside. stream: 0 is the compute stream. host_start_s, issue_s: the host begins the call, and has launched it.
     start_s, end_s: the device runs it (several kernels count as one). All seconds from the step's start on the host.
     host_span_s: host times of the phases, (start, end). host_busy_s: seconds the host worked (neither waiting nor
-    held back).
+    held back). communications, side: collectives, and the operators of other streams, each by start; what sums the
+    columns counts neither.
     """
 
     operation: np.ndarray
@@ -64,10 +79,11 @@ class Timeline:
     synced_step_time_s: float
     host_busy_s: float
     communications: tuple[Communication, ...] = ()
+    side: tuple[SideKernel, ...] = ()
 
     @property
     def busy_s(self) -> float:
-        """Seconds the device worked."""
+        """Seconds the compute stream worked."""
         return float(np.sum(self.end_s - self.start_s))
 
     @property
@@ -77,7 +93,7 @@ class Timeline:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Of these, the seconds in which no operator ran."""
+        """Of these, the seconds in which the compute stream ran no operator."""
         busy_s = np.concatenate([[0.0], np.cumsum(self.end_s - self.start_s)])
 
         def busy_until_s(time_s: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
+from perfmodel.simulate.timeline import SideKernel
+from perfmodel.units import US
+from perfmodel.workload.ops import Operation
 from tests.report.synthetic import prediction
 
 
@@ -54,6 +58,20 @@ def test_launches_and_kernels_are_joined() -> None:
     for number, kernel in kernels.items():
         assert (tails[number]["tid"], tails[number]["ts"]) == (launches[number]["tid"], launches[number]["ts"])
         assert (heads[number]["tid"], heads[number]["ts"]) == (kernel["tid"], kernel["ts"])
+
+
+def test_a_kernel_of_another_stream_has_its_own_row() -> None:
+    shown = prediction()
+    side = tuple(
+        SideKernel(operation, 1, 2, start * US, (start + 3) * US, 20 * US, 27 * US)
+        for operation, start in ((1, 15), (3, 18))
+    )
+    program = replace(shown.program, extra_operations=(Operation("aten.split_with_sizes_copy.out"),))
+    trace = chrome_trace(replace(shown, program=program, timeline=replace(shown.timeline, side=side)))
+    assert rows(trace, "cpu_op")[5:] == [("aten::add", 1, 15, 3), ("aten::split_with_sizes_copy", 1, 18, 3)]
+    assert rows(trace, "kernel")[5:] == [("aten::add", 9, 20, 7), ("aten::split_with_sizes_copy", 9, 20, 7)]
+    names = {each["tid"]: each["args"].get("name") for each in trace["traceEvents"] if each["name"] == "thread_name"}
+    assert names[9] == "stream 9"
 
 
 def test_a_kernel_tells_where_its_time_comes_from() -> None:

@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Collective, Edit, Inserted, Program
-from perfmodel.simulate.engine import simulate
+from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Edit, Inserted, Program
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.step_work import launched_positions, step_work
-from perfmodel.simulate.timeline import Timeline
 
 from .steps import ops, program_of
-
-WIRE = 1
-INF = float("inf")
-FAST_HOST = Launch(latency_s=0.0, queue_depth=16)
-
-
-def reduce_async(number: int, marks: int) -> tuple[Inserted, ...]:
-    """What c10d does for an asynchronous collective; its end is mark ``marks + 1``."""
-    return (
-        Inserted(RECORD, marks),
-        Inserted(WAIT, marks, stream=WIRE),
-        Inserted(COLLECTIVE, number, stream=WIRE),
-        Inserted(RECORD, marks + 1, stream=WIRE),
-    )
-
-
-def with_edits(program: Program, *edits: Edit, collectives: int = 1) -> Program:
-    made = tuple(Collective("all_reduce", "float32", 4 * (index + 1), 2) for index in range(collectives))
-    return replace(program, edits=edits, collectives=made)
-
-
-def run(
-    program: Program,
-    device_s: list[float],
-    collective_s: list[float],
-    slowed: list[tuple[list[float], list[float], list[float]]] | None = None,
-    host_s: float = 1e-6,
-    launch: Launch = FAST_HOST,
-    simulator=None,
-) -> Timeline:
-    """slowed: by collective, compute factor, communication factor and tail of each operation."""
-    launched = np.array([1 if seconds > 0 else 0 for seconds in device_s])
-    operation = program.instructions.a[launched_positions(program, launched)]
-    slowdowns = tuple(Slowdown(*(np.array(column)[operation] for column in each)) for each in slowed or ())
-    host = np.full(len(program.instructions.kind), host_s)
-    work = step_work(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns)
-    return simulator(program, work) if simulator else simulate(program, work, launch)
+from .streams import INF, near, reduce_async, run, with_edits
 
 
 def overlapped(*kernels: int, at: int, wait_at: int | None = None) -> Program:
@@ -62,10 +19,6 @@ def overlapped(*kernels: int, at: int, wait_at: int | None = None) -> Program:
     program = program_of(("backward", 0, ops(*kernels)))
     wait = len(kernels) if wait_at is None else wait_at
     return with_edits(program, Edit(0, at, reduce_async(0, 0)), Edit(0, wait, (Inserted(WAIT, 1),)))
-
-
-def near(value: float) -> object:
-    return pytest.approx(value, abs=1e-3)
 
 
 def test_a_collective_beside_long_work_is_hidden() -> None:
@@ -104,7 +57,7 @@ def test_collectives_of_one_stream_follow_each_other() -> None:
         Edit(0, 2, reduce_async(1, 2)),
         Edit(0, 3, (Inserted(WAIT, 1), Inserted(WAIT, 3))),
     )
-    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [15.0, 4.0])
+    timeline = run(with_edits(program, *edits, groups=("dp", "dp")), [10.0], [15.0, 4.0])
     assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(15.0)]
     assert timeline.step_time_s == near(30.0)  # 10 + 15 + 4 ends before the third kernel does
 
@@ -130,7 +83,7 @@ def test_a_collective_that_arrives_within_a_kernel_waits_for_its_tail() -> None:
     program = program_of(("backward", 0, ops(0, 0)))
     edits = (Edit(0, 1, (*reduce_async(0, 0), *reduce_async(1, 2))), Edit(0, 2, (Inserted(WAIT, 1), Inserted(WAIT, 3))))
     free, tails = [1.0], [4.0]
-    timeline = run(with_edits(program, *edits, collectives=2), [10.0], [3.0, 2.0], [(free, free, tails)] * 2)
+    timeline = run(with_edits(program, *edits, groups=("dp", "dp")), [10.0], [3.0, 2.0], [(free, free, tails)] * 2)
     assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(6.0)]
 
 
