@@ -127,7 +127,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     """Options of calibrate that were given and would do nothing."""
     source = click.get_current_context().get_parameter_source
     alone = interconnect is None
-    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "base", "only", "resume"):
+    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "base", "only", "resume", "quiet"):
         if source(name) is not ParameterSource.DEFAULT:
             rule, remedy = ("be given with", "Give both") if alone else ("not be given with", "Leave one out")
             got = "none" if alone else interconnect

@@ -11,10 +11,9 @@ from calibrate.interconnects import environment
 from calibrate.merging import merged
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
-from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_store import get_trace
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget
@@ -71,8 +70,9 @@ def calibrate_interconnect(
     if ranks < 2:
         raise PerfModelError(f"--ranks must be at least 2 to measure an interconnect (got {ranks}). Give more.")
     if (device == "cpu") != (name == "gloo"):
+        remedy = "Give --device cpu" if name == "gloo" else "Give --interconnect gloo, or --device cuda"
         raise PerfModelError(
-            f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device})."
+            f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device}). {remedy}."
         )
     profile = load_profile(output)
     reference = profile.host.get("reference")
@@ -126,4 +126,6 @@ def calibrate_interconnect(
 def _collectives_of(scenario: Scenario, name: str, allow_import: bool) -> tuple[tuple[str, str, int, int], ...]:
     if scenario.hardware.interconnect not in (name, None) or scenario.parallelism.dp == 1:
         return ()
-    return exact_collectives(data_parallel_program(scenario, get_trace(scenario, allow_import)).collectives)
+    return exact_collectives(
+        [collective for each in rank_programs(scenario, allow_import) for collective in each.program.collectives]
+    )

@@ -22,10 +22,6 @@ class Nvml:
         """Electrical power at this moment."""
         return self._read("nvmlDeviceGetPowerUsage", ctypes.c_uint, 1e-3)
 
-    def energy_j(self) -> float | None:
-        """Energy since the driver was loaded."""
-        return self._read("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, 1e-3)
-
     def power_limit_w(self) -> float | None:
         return self._read("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint, 1e-3)
 

@@ -21,13 +21,12 @@ from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import Profile, find_profile, load_profile
-from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.hardware.profile import Profile, find_base
 from perfmodel.program.program import single_device_program
+from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
-from perfmodel.workload.trace_store import get_trace
 
 BUDGET_S = {"cuda": 170.0, "cpu": 110.0}  # of the general calibration
 KEPT_S = {"cuda": 35.0, "cpu": 25.0}  # of that, for all but the grid
@@ -140,23 +139,27 @@ def _open(
 
 def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
     """A draft in which only the stages of the host are left to do."""
-    known = load_profile(find_profile(base))
-    _check_same_machine(Path(base), known, own["provenance"], SAME_DEVICE)
-    stages_s = {stage: seconds for stage, seconds in known.provenance.get("stages_s", {}).items() if stage != "host"}
+    known = find_base(base, output)
+    for fact in SAME_DEVICE:
+        before, now = known.provenance.get(fact), own["provenance"].get(fact)
+        if before != now:
+            raise PerfModelError(
+                f"--base must be a profile of this {fact} (got {base}, which says {before!r}; here is {now!r}). Leave "
+                "it out to measure everything."
+            )
     wires = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
     profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
-    return Draft(output, profile, kernels=dict(known.kernels), stages_s=stages_s)
+    return Draft(output, profile, kernels=dict(known.kernels))
 
 
 def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, list[Job]]:
-    trace = get_trace(scenario, allow_import)
-    return scenario, trace, program_jobs(data_parallel_program(scenario, trace), scenario.matmul_tf32)
+    programs = [each.program for each in rank_programs(scenario, allow_import)]
+    jobs = (each for program in programs for each in program_jobs(program, scenario.matmul_tf32))
+    return scenario, programs[0].trace, missing(jobs, ())
 
 
-def _check_same_machine(
-    output: Path, profile: Profile, facts: dict[str, Any], same: Sequence[str] = SAME_MACHINE
-) -> None:
-    for fact in same:
+def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:
+    for fact in SAME_MACHINE:
         before, now = profile.provenance.get(fact), facts.get(fact)
         if before != now:
             raise PerfModelError(
@@ -364,7 +367,8 @@ class _Session:
         soak(seconds)
 
     def _is_done(self, stage: str) -> bool:
-        return stage in self.draft.stages_s
+        is_the_bases = self.draft.profile.base is not None and stage != "host"
+        return is_the_bases or stage in self.draft.stages_s
 
     def _once(self, stage: str, work: Callable[[], None]) -> None:
         if self._is_done(stage):

@@ -248,7 +248,7 @@ def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.Monkey
     assert two == usual | {"budget_s": 7.0, "timeout_s": 9.0, "nodes": 2, "rendezvous": "host:1"}
 
 
-@pytest.mark.parametrize("option", [("--resume",), ("--only", "a"), ("--name", "n")])
+@pytest.mark.parametrize("option", [("--resume",), ("--only", "a"), ("--name", "n"), ("--quiet",)])
 def test_calibrate_refuses_what_interconnects_do_not_take(folder: Path, option: tuple[str, ...]) -> None:
     assert failure("calibrate", "--interconnect", "nvlink", *option) == (
         f"Error: calibrate: {option[0]} must not be given with --interconnect (got nvlink). Leave one out."

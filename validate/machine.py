@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ GPU_FIELDS = (
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Names and versions of hardware and libraries, and the environment variables that matter."""
-    return machine_facts(device.type) | {"threads": torch.get_num_threads()}
+    """Names and versions of hardware and libraries, the environment variables that matter, and when this was."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return machine_facts(device.type) | {"threads": torch.get_num_threads(), "measured_at": now}
 
 
 class GpuReading:

@@ -7,6 +7,7 @@ over their median).
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -182,8 +183,13 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write the profile atomically, keys sorted, one key a line so that versions can be compared; of one with a base,
     only the sections in which it differs.
     """
-    shared = set() if profile.base is None else _shared(profile, load_profile(find_profile(profile.base)))
-    data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True, exclude=shared)
+    if profile.base is None:
+        data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True)
+    else:
+        shared = _shared(profile, find_base(profile.base, path))
+        own = json.loads(profile.model_dump_json(exclude=shared, exclude_none=True))
+        absent = {name: None for name in Profile.model_fields if name not in shared and name not in own}
+        data = json.dumps(own | absent, indent=1)
     write_atomically(path, data + "\n")
 
 
@@ -216,7 +222,7 @@ def _stat(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=8)
 def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
     data = upgrade(path, read_json(path, "a profile", REMEDY), PROFILE_VERSION, {}, REMEDY)
-    base = _base_of(path, data)
+    base = None if data.get("base") is None else find_base(str(data["base"]), path)
     try:
         if base is None:
             return Profile.model_validate(data)
@@ -228,17 +234,22 @@ def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
         raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error
 
 
-def _base_of(path: Path, data: dict[str, Any]) -> Profile | None:
-    name = data.get("base")
-    if name is None:
-        return None
+def find_base(name: str, path: Path) -> Profile:
+    """The profile of the catalog on which that of the file ``path`` builds.
+
+    Raises
+    ------
+    PerfModelError
+        If the catalog has no such profile, it has a base itself, or it is that file.
+    """
     if name not in catalog_names():
         raise PerfModelError(
-            f"{path}: base must be a profile of the catalog (got {name!r}). {did_you_mean(str(name), catalog_names())}"
+            f"{path}: base must be a profile of the catalog (got {name!r}). {did_you_mean(name, catalog_names())}"
         )
-    base = load_profile(CATALOG / f"{name}.json") if name != path.stem else None
+    known = CATALOG / f"{name}.json"
+    base = load_profile(known) if known.resolve() != path.resolve() else None
     if base is None or base.base is not None:
-        raise PerfModelError(f"{path}: base must be a profile without one (got {name!r}). Name that one's.")
+        raise PerfModelError(f"{path}: base must be another profile, without a base (got {name!r}). Name that one's.")
     return base
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +25,10 @@ _HUBS = {  # name, kind and kind of the edges to it
 }
 _INSIDE = (*_HUBS, "nvlink")
 _Stated = tuple[int | None, Rate | None]  # how many links, and what each carries
+_RATE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)([KMGT])(B|b|bit)/s")
+# Of a description, so that it is answered within seconds.
+MOST_GPUS = MOST_NICS = 1024
+MOST_BONDS = math.comb(256, 2)
 GRAMMAR = "Write NODESxGPUS:TIER,TIER like 2x8:nvswitch=450GB/s,network=8x50GB/s."
 
 
@@ -39,15 +44,17 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
     Raises
     ------
     PerfModelError
-        If it cannot be read so, or lacks a tier.
+        If it cannot be read so, lacks a tier, or has more than :data:`MOST_GPUS`, :data:`MOST_NICS` or, of bonds
+        between two GPUs, :data:`MOST_BONDS`.
 
     Notes
     -----
     Assumes: what joins GPUs to their NICs is never the narrowest part of a way.
     """
     match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*(?:[:\s]\s*(.*))?", text, re.DOTALL)
-    if match is None or not 1 <= int(match[1]) * int(match[2]) <= 1 << 16:
+    if match is None or not float(match[1]) * float(match[2]) >= 1:
         raise PerfModelError(f"topology: must be a description of at least one GPU (got {text!r}). {GRAMMAR}")
+    _refuse_more("GPUs", float(match[1]) * float(match[2]), MOST_GPUS, text)
     nodes, gpus = int(match[1]), int(match[2])
     tiers = _tiers(match[3] or "", text)
     inside = next((tier for tier in tiers if tier in _INSIDE), None)
@@ -55,6 +62,10 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
     for needed, tier, names in ((gpus > 1, inside, _INSIDE), (nodes > 1, network, _NETWORKS)):
         if (needed and tier is None) or sum(name in tiers for name in names) > 1:
             raise PerfModelError(f"topology: must have one tier of {', '.join(names)} (got {text!r}). {GRAMMAR}")
+    if network is not None and nodes > 1:
+        _refuse_more("NICs", nodes * (tiers[network][0] or 1), MOST_NICS, text)
+    if inside == "nvlink":
+        _refuse_more("NVLink bonds between two GPUs", nodes * math.comb(gpus, 2), MOST_BONDS, text)
     build = Builder(text.strip())
     for number in range(nodes):
         node, members = f"node{number}", [f"GPU{number * gpus + gpu}" for gpu in range(gpus)]
@@ -66,6 +77,13 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
         if network is not None and nodes > 1:
             _add_nics(build, network, tiers[network], number, tops)
     return build.graph
+
+
+def _refuse_more(what: str, count: float, most: int, text: str) -> None:
+    if count > most:
+        raise PerfModelError(
+            f"topology {text!r}: must have at most {most} {what} (got {count:.7g}). Describe a smaller part of it."
+        )
 
 
 def _add_inside(build: Builder, tier: str, stated: _Stated, members: list[str], number: int, rates: Rates) -> list[str]:
@@ -100,18 +118,29 @@ def _add_nics(build: Builder, network: str, stated: _Stated, number: int, tops: 
 def _tiers(text: str, whole: str) -> dict[str, _Stated]:
     found: dict[str, _Stated] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(\w+)(?:\s*=\s*(?:(\d+)x)?(\d+(?:\.\d+)?)([KMGT])(B|b|bit)/s)?", part)
-        if match is None or match[1] not in (*_INSIDE, *_NETWORKS) or match[1] in found:
-            known = did_you_mean(part.partition("=")[0], (*_INSIDE, *_NETWORKS))
-            raise PerfModelError(f"topology {whole!r}: each tier must be given once (got {part!r}). {known} {GRAMMAR}")
-        name, count, number, prefix, unit = match.groups()
-        found[name] = (int(count) if count else None, None)
-        if number is not None:
-            one = float(number) * 1000 ** (1 + "KMGT".index(prefix)) / (1 if unit == "B" else 8)
-            if one <= 0 or count == "0":
-                raise PerfModelError(f"topology {whole!r}: a rate must be above 0 (got {part!r}). {GRAMMAR}")
-            found[name] = (found[name][0], Rate(one, "stated"))
+        name, equals, rate = (word.strip() for word in part.partition("="))
+        if name not in (*_INSIDE, *_NETWORKS):
+            known = did_you_mean(name, (*_INSIDE, *_NETWORKS))
+            raise PerfModelError(f"topology {whole!r}: a tier must be a known one (got {name!r}). {known} {GRAMMAR}")
+        if name in found:
+            raise PerfModelError(f"topology {whole!r}: each tier must be given once (got {name} again). Leave one out.")
+        found[name] = _stated(name, rate, whole) if equals else (None, None)
     return found
+
+
+def _stated(name: str, text: str, whole: str) -> _Stated:
+    """The rate of a tier."""
+    match = _RATE.fullmatch(text)
+    count, one = None, 0.0
+    if match is not None:
+        count, number, prefix, unit = match.groups()
+        one = float(number) * 1000 ** (1 + "KMGT".index(prefix)) / (1 if unit == "B" else 8)
+    if not 0 < float(count or 1) * one < math.inf:
+        raise PerfModelError(
+            f"topology {whole!r}: the rate of {name} must be above 0 and finite, with a unit of K, M, G or T and B/s"
+            f" or b/s (got {text!r}). {GRAMMAR}"
+        )
+    return int(count) if count else None, Rate(one, "stated")
 
 
 def from_profile(profile: Profile) -> nx.Graph:

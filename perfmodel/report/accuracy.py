@@ -180,7 +180,7 @@ def _case(pair: Pair) -> Case:
     predicted = _predicted(prediction)
     if pair.without_exact_keys is not None:
         predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
-    measured = _measured(measurement, prediction.memory)
+    measured = _measured(measurement, prediction.largest_memory)
     measured[WITHOUT_EXACT_KEYS] = measured["step"]
     if pair.at_measured_host is not None:
         predicted[AT_MEASURED_HOST] = pair.at_measured_host.step_time_s
@@ -243,9 +243,9 @@ def _predicted(prediction: Prediction) -> dict[str, float]:
     for part, phases in PHASES_OF_PART.items():
         found[part] = sum(span.duration_s for span in prediction.timeline.phases if span.phase in phases)
     found |= _predicted_communication(prediction.timeline)
-    if prediction.memory is not None:
-        found["peak_allocated"] = float(prediction.memory.peak_allocated_bytes)
-        found["peak_reserved"] = float(prediction.memory.peak_reserved_bytes)
+    if (memory := prediction.largest_memory) is not None:
+        found["peak_allocated"] = float(memory.peak_allocated_bytes)
+        found["peak_reserved"] = float(memory.peak_reserved_bytes)
     return found
 
 

@@ -112,6 +112,8 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
         remark += _not_covered(card)
     if quantity == AT_MEASURED_HOST:
         remark += _wander(card)
+    if quantity.startswith("peak"):
+        remark = " ".join(filter(None, [remark, _not_read(card, quantity)]))
     cells = [_statistics_cells(name, found) for name, found in card.rows(quantity).items()]
     if not cells:
         return ""
@@ -122,6 +124,13 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
 def _not_covered(card: Card) -> str:
     count = sum(WITHOUT_EXACT_KEYS not in case.predicted for case in card.cases)
     return f" {count} cases have operators that no curve covers, and are left out." if count else ""
+
+
+def _not_read(card: Card, quantity: str) -> str:
+    left_out = [case.name for case in card.cases if quantity in case.predicted and quantity not in case.measured]
+    if not left_out:
+        return ""
+    return f"Left out, since no step after that in which DDP rebuilds its buckets was read: {', '.join(left_out)}."
 
 
 def _wander(card: Card) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfmodel.errors import PerfModelError
 from perfmodel.report.canvas import axes_or_new, save_figure
 from perfmodel.report.topology_text import Link, alike, gb_per_s, link_name
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_MACHINES = 2  # drawn; the rest are like them
+MOST_GPUS = 64  # drawn; links between more take minutes
 MOST_LEAVES = 18  # GPUs and NICs in the row, up to which letters are in full size
 BETWEEN_MACHINES = 0.4  # more than between GPUs
 HALF_BOX, HALF_HEIGHT = 0.4, 0.17
@@ -46,8 +48,20 @@ class Place(NamedTuple):
 
 
 def save_topology_plot(graph: nx.Graph, path: Path) -> Path:
-    """Write the picture; see :func:`~perfmodel.report.canvas.save_figure`."""
-    places = positions(_shown(graph))
+    """Write the picture; see :func:`~perfmodel.report.canvas.save_figure`.
+
+    Raises
+    ------
+    PerfModelError
+        If there are more GPUs to draw than can be told apart.
+    """
+    shown = _shown(graph)
+    gpus = sum(kind == "gpu" for _, kind in shown.nodes(data="kind"))
+    if gpus > MOST_GPUS:
+        raise PerfModelError(
+            f"--plot: at most {MOST_GPUS} GPUs can be drawn (got {gpus}). Leave it out, or describe a smaller part."
+        )
+    places = positions(shown)
     width_inch = min(max(9.5, 1.1 * (max(place.last for place in places.values()) + 1)), 18.0)
     height_inch = 2.5 + 1.0 * len({place.y for place in places.values()})
     return save_figure(path, graph.graph["title"], (width_inch, height_inch), [lambda ax: plot_topology(graph, ax)])

@@ -118,11 +118,6 @@ class MemoryTimeline:
         return self.out_of_memory is None
 
     @property
-    def peak_event(self) -> int:
-        """Index into ``program.instructions`` where the steady step first holds most."""
-        return int(self.event[self._peak_sample])
-
-    @property
     def peak_kind_bytes(self) -> dict[StorageKind, int]:
         """Allocated bytes by kind at the steady step's peak."""
         column = self.kind_bytes[:, self._peak_sample].tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
@@ -27,13 +26,13 @@ def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
 
 def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> dict[str, float]:
     """Share of the collectives' time alone by source (exact, curve, extrapolated); empty where there are none."""
-    seconds: Counter[str] = Counter()
-    for each in timeline.communications:
-        seconds[costs[each.collective].source] += costs[each.collective].time_s  # type: ignore[assignment]
-    if not seconds:
+    if not timeline.communications:
         return {}
+    seconds = dict.fromkeys(("exact", "curve", "extrapolated"), 0.0)
+    for each in timeline.communications:
+        seconds[costs[each.collective].source] += costs[each.collective].time_s
     total_s = sum(seconds.values()) or 1.0
-    return {source: seconds[source] / total_s for source in ("exact", "curve", "extrapolated")}
+    return {source: time_s / total_s for source, time_s in seconds.items()}
 
 
 def assumptions(scenario: Scenario, interconnect: Interconnect | None) -> tuple[str, ...]:

@@ -165,8 +165,8 @@ def test_nothing_is_written_where_rank_0_is_not(path: Path, asked: list[tuple[Re
 @pytest.mark.parametrize(
     ("name", "device", "ranks", "sentence"),
     [
-        ("nvlink", "cpu", 2, "must be gloo on a CPU"),
-        ("gloo", "cuda", 2, "must be gloo on a CPU"),
+        ("nvlink", "cpu", 2, r"gloo on a CPU.* \(got nvlink on cpu\)\. Give --interconnect gloo, or --device cuda\.$"),
+        ("gloo", "cuda", 2, r"gloo on a CPU.* \(got gloo on cuda\)\. Give --device cpu\.$"),
         ("gloo", "cpu", 1, "--ranks must be at least 2"),
     ],
 )

@@ -226,13 +226,14 @@ def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest
     second = session.calibrate(path, "cpu", base="base", progress=False)
     assert timed == []
     assert second.host == {"call": HostRecord(time_s=2e-6)}
-    assert second.provenance["cpu"] == "another"
+    assert (second.provenance["cpu"], list(second.provenance["stages_s"])) == ("another", ["host"])
+    assert load_profile(path) == second
     assert (second.kernels, second.curves, second.power) == (base.kernels, base.curves, base.power)
     assert set(json.loads(path.read_text())) == {"version", "name", "base", "provenance", "host"}
     with pytest.raises(PerfModelError, match="must be new for --base"):
         session.calibrate(path, "cpu", base="base", resume=True, progress=False)
     monkeypatch.setattr(machine, "machine_facts", lambda device: base.provenance | {"torch": "1.0"})
-    with pytest.raises(PerfModelError, match="base: must have been measured with this torch"):
+    with pytest.raises(PerfModelError, match="--base must be a profile of this torch"):
         session.calibrate(tmp_path / "third.json", "cpu", base="base", progress=False)
 
 

@@ -47,6 +47,14 @@ def test_what_a_file_leaves_out_is_its_bases(catalog: Path, tmp_path: Path) -> N
     )
 
 
+def test_what_the_base_has_and_this_one_lacks_stays_away(catalog: Path, tmp_path: Path) -> None:
+    wired = first().model_copy(update={"interconnects": WIRES, "interconnect": "nvlink", "topology": "matrix"})
+    save_profile(wired, catalog / "wired.json")
+    bare = first().model_copy(update={"name": "bare", "base": "wired", "gpus": 2})
+    save_profile(bare, tmp_path / "bare.json")
+    assert load_profile(tmp_path / "bare.json") == bare
+
+
 def test_only_sections_that_differ_from_the_base_are_written(catalog: Path, tmp_path: Path) -> None:
     path = tmp_path / "second.json"
     second = first().model_copy(update={"name": "second", "base": "first", "interconnects": WIRES})
@@ -59,11 +67,18 @@ def test_only_sections_that_differ_from_the_base_are_written(catalog: Path, tmp_
     ("name", "base", "sentence"),
     [
         ("second", "frist", r"base must be a profile of the catalog \(got 'frist'\)\. Did you mean 'first'\?"),
-        ("second", "chained", r"base must be a profile without one \(got 'chained'\)"),
-        ("chained", "chained", r"base must be a profile without one \(got 'chained'\)"),
+        ("second", "chained", r"base must be another profile, without a base \(got 'chained'\)"),
+        ("chained", "chained", r"base must be another profile, without a base \(got 'chained'\)"),
     ],
 )
 def test_bases_are_of_the_catalog_and_have_none(catalog: Path, name: str, base: str, sentence: str) -> None:
     written(catalog / "chained.json", base="first")
     with pytest.raises(PerfModelError, match=sentence):
         load_profile(written(catalog / f"{name}.json", base=base))
+    with pytest.raises(PerfModelError, match=sentence):
+        save_profile(first().model_copy(update={"base": base}), catalog / f"{name}.json")
+
+
+def test_a_file_may_be_called_like_its_base(catalog: Path, tmp_path: Path) -> None:
+    save_profile(first().model_copy(update={"base": "first", "gpus": 2}), tmp_path / "first.json")
+    assert load_profile(tmp_path / "first.json").gpus == 2

@@ -258,15 +258,50 @@ def test_descriptions() -> None:
         ("1x8", "topology: must have one tier of nvswitch, pcie, host, nvlink (got '1x8')."),
         ("1x8:nvlink,pcie", "topology: must have one tier of nvswitch, pcie, host, nvlink (got '1x8:nvlink,pcie')."),
         ("2x1", "topology: must have one tier of network, infiniband, ethernet, roce (got '2x1')."),
-        ("1x8:nvlnk", "topology '1x8:nvlnk': each tier must be given once (got 'nvlnk'). Did you mean 'nvlink'?"),
-        ("1x8:nvlink=fast", "topology '1x8:nvlink=fast': each tier must be given once (got 'nvlink=fast')."),
-        ("1x8:nvlink=0GB/s", "topology '1x8:nvlink=0GB/s': a rate must be above 0 (got 'nvlink=0GB/s')."),
+        ("0x" + "9" * 400, "topology: must be a description of at least one GPU (got '0x99"),
+        ("1x8:nvlnk", "topology '1x8:nvlnk': a tier must be a known one (got 'nvlnk'). Did you mean 'nvlink'?"),
+        ("1x8:pcie,pcie", "topology '1x8:pcie,pcie': each tier must be given once (got pcie again). Leave one out."),
     ],
 )  # fmt: skip
 def test_descriptions_refused(text: str, sentence: str) -> None:
     with pytest.raises(PerfModelError) as caught:
         described(text)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "fast", "450", "0GB/s", "0x25GB/s", "-1GB/s", "1e400GB/s", "2x1e299TB/s", "9" * 5000 + "x1GB/s"]
+)
+def test_a_rate_is_a_number_above_0_and_finite(rate: str) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        described(f"1x2:pcie={rate}")
+    rule = "the rate of pcie must be above 0 and finite, with a unit of K, M, G or T and B/s or b/s"
+    assert f"{rule} (got {rate!r}). Write " in str(caught.value)
+
+
+def test_a_rate_with_an_exponent() -> None:
+    assert described("1x2:pcie=2.5e1GB/s").edges["GPU0", "PCIe0"]["bandwidth_bytes_per_s"] == 25e9
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("10000x8:nvswitch=450GB/s", "at most 1024 GPUs (got 80000)"),
+        ("1x1025:pcie", "at most 1024 GPUs (got 1025)"),
+        (f"1x{'9' * 400}", "at most 1024 GPUs (got inf)"),
+        ("1x257:nvlink", "at most 32640 NVLink bonds between two GPUs (got 32896)"),
+        ("2x1:network=513x1GB/s", "at most 1024 NICs (got 1026)"),
+    ],
+)
+def test_more_than_is_answered_within_seconds(text: str, rule: str) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        described(text)
+    assert str(caught.value) == f"topology {text!r}: must have {rule}. Describe a smaller part of it."
+
+
+def test_as_many_as_are_answered() -> None:
+    assert kinds(described("2x512:pcie,network=512x1GB/s"))["gpu"] == 1024
+    assert described("1x256:nvlink").number_of_edges() == 256 * 255 / 2
 
 
 def profile(**fields: Any) -> Profile:

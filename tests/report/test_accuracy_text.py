@@ -152,3 +152,10 @@ def test_case_table() -> None:
         "b     step                 2 s     1.96 s  -2.0 %",
         "      peak allocated     1 GiB      1 GiB  +0.0 %",
     ]
+
+
+def test_memory_that_was_read_too_early_is_named() -> None:
+    early = case("c", "ddp", "tuning", 0.0, predicted={"step": 1.0, "peak_allocated": 2.0})
+    card = accuracy_markdown(Card((*TWO.cases, early)))
+    words = "Left out, since no step after that in which DDP rebuilds its buckets was read: c."
+    assert f"## Peak memory allocated\n\n{words}\n" in card

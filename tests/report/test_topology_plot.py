@@ -98,3 +98,9 @@ def test_no_other_files(tmp_path: Path, ending: str) -> None:
     with pytest.raises(PerfModelError, match=f"a{ending}: a plot must end in .png, .svg, .pdf .got '{ending}'"):
         save_topology_plot(described("1x2:pcie"), path)
     assert not path.exists()
+
+
+def test_hundreds_of_gpus_are_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"at most 64 GPUs can be drawn \(got 200\)"):
+        save_topology_plot(described("1x200:pcie"), tmp_path / "many.png")
+    assert list(tmp_path.iterdir()) == []

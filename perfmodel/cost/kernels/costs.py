@@ -21,11 +21,6 @@ Known = dict[Operation, KernelCost]
 _known: dict[int, dict[tuple[bool, bool], Known]] = {}
 
 
-def kernel_cost(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bool = True) -> KernelCost:
-    """What one call of ``operation`` costs on the profile's device. See :func:`kernel_costs`."""
-    return kernel_costs([operation], profile, matmul_tf32, exact)[0]
-
-
 def kernel_costs(
     operations: Sequence[Operation], profile: Profile, matmul_tf32: bool, exact: bool = True
 ) -> list[KernelCost]:

@@ -6,7 +6,7 @@ from calibrate import calls
 from calibrate.calls import tensor
 from perfmodel.cost.kernels import costs
 from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_cost, kernel_costs
+from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation, TensorSpec
@@ -36,6 +36,10 @@ def _profile(**records: KernelRecord) -> Profile:
     return Profile(name="test", device=DEVICE, curves={"pointwise": POINTWISE}, kernels=kernels)
 
 
+def _cost(operation: Operation, profile: Profile, matmul_tf32: bool = False) -> KernelCost:
+    return kernel_costs([operation], profile, matmul_tf32)[0]
+
+
 def test_exact_then_curve_then_roofline():
     profile = _profile(add=KernelRecord(time_s=5e-6, spread=0.004, kernels=1))
     add, neg, mm = kernel_costs([ADD, NEG, MM], profile, matmul_tf32=False)
@@ -60,24 +64,24 @@ def test_only_the_grid_counts_without_exact_keys():
 
 def test_tf32_has_its_own_key():
     profile = _profile(mm=KernelRecord(time_s=9e-6))
-    assert kernel_cost(MM, profile, matmul_tf32=False).source == "exact"
-    assert kernel_cost(MM, profile, matmul_tf32=True)[2:-1] == ("roofline", "gemm", 2 * 512**3, 3 * 2**20, "tf32", 1)
+    assert _cost(MM, profile, matmul_tf32=False).source == "exact"
+    assert _cost(MM, profile, matmul_tf32=True)[2:-1] == ("roofline", "gemm", 2 * 512**3, 3 * 2**20, "tf32", 1)
 
 
 def test_a_key_that_failed_to_measure_falls_back():
     profile = _profile(add=KernelRecord(error="out of memory"))
-    assert kernel_cost(ADD, profile, False).source == "curve"
+    assert _cost(ADD, profile, False).source == "curve"
 
 
 def test_views_cost_nothing():
     view = Operation("aten.t.default", (X,), (), (X,), runs_on_device=False)
-    assert kernel_cost(view, _profile(), False) == KernelCost(0.0, 0.0, "none", "other", 0.0, 0.0, "fp32", 0, 0.0)
+    assert _cost(view, _profile(), False) == KernelCost(0.0, 0.0, "none", "other", 0.0, 0.0, "fp32", 0, 0.0)
 
 
 def test_launches_are_counted_or_worked_out():
     lists = calls.foreach_adamw([tensor("float32", 10)] * 111)[0]
-    assert kernel_cost(lists, _profile(), False).kernels == 2
-    assert kernel_cost(ADD, _profile(add=KernelRecord(time_s=5e-6, kernels=3)), False).kernels == 3
+    assert _cost(lists, _profile(), False).kernels == 2
+    assert _cost(ADD, _profile(add=KernelRecord(time_s=5e-6, kernels=3)), False).kernels == 3
 
 
 def test_costs_are_remembered_as_long_as_the_profile():
@@ -104,7 +108,7 @@ def test_costs_are_remembered_as_long_as_the_profile():
 def test_cold_is_as_measured_or_what_misses_cost(record, extra_s):
     cache = Cache(capacity_bytes=40e6, miss_s_per_byte=1 / 1.5e12)
     profile = _profile(add=record).model_copy(update={"cache": cache})
-    cost = kernel_cost(ADD, profile, False)
+    cost = _cost(ADD, profile, False)
     assert cost.cold_time_s - cost.time_s == pytest.approx(extra_s)
 
 
@@ -112,13 +116,13 @@ def test_cold_is_warm_where_nothing_is_found_or_known():
     record = KernelRecord(time_s=5e-6)
     small = Cache(capacity_bytes=6e6, miss_s_per_byte=1.0)  # a repeated call passes two caches
     for cache in (small, Cache(), Cache(capacity_bytes=40e6)):
-        cost = kernel_cost(ADD, _profile(add=record).model_copy(update={"cache": cache}), False)
+        cost = _cost(ADD, _profile(add=record).model_copy(update={"cache": cache}), False)
         assert cost.cold_time_s == cost.time_s
-    roofline = kernel_cost(MM, _profile().model_copy(update={"cache": Cache(miss_s_per_byte=1.0)}), False)
+    roofline = _cost(MM, _profile().model_copy(update={"cache": Cache(miss_s_per_byte=1.0)}), False)
     assert roofline.cold_time_s == roofline.time_s
 
 
 def test_a_scalar_made_from_nothing_has_a_cost() -> None:
     made = Operation("aten.full.default", ((), 1.0), (), (TensorSpec((), (), "float32"),))
-    cost = kernel_cost(made, _profile(), False)
+    cost = _cost(made, _profile(), False)
     assert cost.time_s > 0
