@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import hypot
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost, collective_cost, largest_group, measured_groups, nodes_of
+from perfmodel.cost.collectives import CollectiveCost, collective_cost
 from perfmodel.cost.contention import slowdowns
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.cost.residency import resident_shares
-from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect, communicators_bytes
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Collective, Program
+from perfmodel.program.ranks import RankProgram, rank_programs
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.one_clock import simulate_one_clock
@@ -34,17 +33,16 @@ from perfmodel.simulate.provenance import (
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
+from perfmodel.support import check_supported, interconnect_of
 from perfmodel.units import format_share
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
-from perfmodel.workload.trace_store import get_trace
 
 __all__ = ["predict"]
 
 # Which part of the step a phase's device time is counted in.
 PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s", "reduce": "backward_s"}
-PREDICTED = ("none", "naive", "flat", "overlap", "ddp")
 
 
 def predict(
@@ -68,24 +66,26 @@ def predict(
         If the scenario asks for what the profile or perfmodel does not have.
     """
     check_supported(scenario, profile)
-    trace = get_trace(scenario, allow_import=allow_import)
-    program = data_parallel_program(scenario, trace)
-    costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
     interconnect = interconnect_of(scenario, profile)
-    collectives = [_collective_cost(each, interconnect, exact) for each in program.collectives]
     slowness, spread = host_slowness(profile, host_reference_s, interconnect), host_spread(profile)
-    step = _Step(program, costs, collectives, profile, scenario, interconnect)
-    timeline = step.timeline(slowness)
+    ranks = rank_programs(scenario, allow_import)
+    steps = [_Step(each.program, profile, scenario, interconnect, exact) for each in ranks]
+    timelines = [step.timeline(slowness) for step in steps]
+    slowest = max(range(len(steps)), key=lambda index: timelines[index].step_time_s)
+    memories = _memories(ranks, profile, scenario, interconnect)
+    step, timeline = steps[slowest], timelines[slowest]
+    program = step.program
     host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
     wire_term_s = step.wire_term_s(slowness, timeline)
-    kernels = _kernel_uses(timeline, program, costs, scenario)
+    kernels = _kernel_uses(timeline, program, step.costs, scenario)
     breakdown = _breakdown(timeline)
     return Prediction(
         scenario=scenario,
         profile=profile,
         program=program,
         timeline=timeline,
-        memory=_memory(program, profile, scenario, interconnect),
+        memory=memories[ranks[slowest].ranks[0]] if memories else None,
+        rank_memories=memories,
         interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s),
         kernels=kernels,
         breakdown=breakdown,
@@ -93,77 +93,10 @@ def predict(
         provenance=kernel_shares(kernels),
         model_flops=_model_flops(timeline, program),
         communication_bytes=_communication_bytes(timeline, program),
-        collective_provenance=collective_shares(timeline, collectives),
+        collective_provenance=collective_shares(timeline, step.collectives),
         assumptions=assumptions(scenario, interconnect),
-        warnings=_warnings(kernels, program, collectives, profile, scenario),
+        warnings=_warnings(kernels, program, step.collectives, profile, scenario),
     )
-
-
-def check_supported(scenario: Scenario, profile: Profile) -> None:
-    """Refuse what this version cannot predict, in one sentence."""
-    _check_gpus(scenario, profile)
-    speeds = scenario.hardware.gpu_speeds
-    if speeds is not None and len(speeds) != scenario.hardware.gpus:
-        raise PerfModelError(
-            f"hardware.gpu_speeds must have one number for each of hardware.gpus={scenario.hardware.gpus} (got "
-            f"{len(speeds)}). Leave it out where all are alike."
-        )
-    section = scenario.parallelism
-    if section.static_graph and scenario.training.gradient_accumulation > 1:
-        raise PerfModelError(
-            "parallelism.static_graph must be false where gradients are accumulated (got true with "
-            f"gradient_accumulation={scenario.training.gradient_accumulation}): torch then leaves out micro-batches."
-            " Leave one out."
-        )
-    if section.strategy not in PREDICTED:
-        raise PerfModelError(
-            f"parallelism.strategy must be one of {', '.join(PREDICTED)} in this version (got {section.strategy})."
-            " Choose one of them."
-        )
-    if section.dp != scenario.hardware.gpus:
-        raise PerfModelError(
-            f"parallelism.dp must be hardware.gpus (got dp={section.dp}, gpus={scenario.hardware.gpus})."
-            " Set them alike: every GPU is a data-parallel rank."
-        )
-    if section.dp > 1 and section.strategy == "none":
-        raise PerfModelError(
-            f"parallelism.strategy must say how {section.dp} ranks work together (got none). Use ddp, or one of "
-            f"{', '.join(PREDICTED[1:])}."
-        )
-    if scenario.training.compile:
-        raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
-    _check_nodes(scenario, profile)
-
-
-def _check_gpus(scenario: Scenario, profile: Profile) -> None:
-    """More than the profile has need curves of collectives to extrapolate from; on a CPU, all share its cores."""
-    gpus, name = scenario.hardware.gpus, scenario.hardware.interconnect or profile.interconnect
-    wires = profile.interconnects.get(name or "")
-    grows = profile.device.kind == "cuda" and wires is not None and measured_groups("all_reduce", wires)
-    if gpus > profile.gpus and not grows:
-        raise PerfModelError(
-            f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got {gpus}), where it has "
-            "no all_reduce of GPUs to extrapolate from. Use fewer, or measure it with `perfmodel calibrate "
-            "--interconnect`."
-        )
-
-
-def _check_nodes(scenario: Scenario, profile: Profile) -> None:
-    asked, gpus = scenario.hardware.nodes, scenario.hardware.gpus
-    wires = interconnect_of(scenario, profile)
-    if wires is None:
-        if asked != 1:
-            raise PerfModelError(f"hardware.nodes must be 1 for one GPU (got {asked}). Leave it out.")
-        return
-    nodes = nodes_of(gpus, wires)
-    if asked != nodes:
-        measured = largest_group("all_reduce", wires) or profile.gpus
-        unit = "node" if wires.nodes == 1 else "nodes"
-        raise PerfModelError(
-            f"hardware.nodes must be {nodes} for {gpus} GPUs over {interconnect_in_use(scenario, profile)}, which was "
-            f"measured with {measured} ranks on {wires.nodes} {unit} (got {asked}). Set it, or choose another "
-            "hardware.interconnect."
-        )
 
 
 def slowest_speed(scenario: Scenario) -> float:
@@ -171,20 +104,6 @@ def slowest_speed(scenario: Scenario) -> float:
     everybody's, and the others wait for it there.
     """
     return min(scenario.hardware.gpu_speeds or (1.0,))
-
-
-def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
-    """The wiring the scenario asks for, or the machine's own; None where one rank talks to nobody."""
-    if scenario.parallelism.dp == 1:
-        return None
-    name = interconnect_in_use(scenario, profile)
-    if name is None or name not in profile.interconnects:
-        known = ", ".join(profile.interconnects) or "none"
-        raise PerfModelError(
-            f"hardware.interconnect must be one that profile {profile.name} has measured (got {name}; it has {known})."
-            " Measure it with `perfmodel calibrate --interconnect`."
-        )
-    return profile.interconnects[name]
 
 
 def _collective_cost(collective: Collective, interconnect: Interconnect | None, exact: bool) -> CollectiveCost:
@@ -197,15 +116,12 @@ class _Step:
     """What a step's timeline is made from, for several speeds of the host and of the wire."""
 
     def __init__(
-        self,
-        program: Program,
-        costs: list[KernelCost],
-        collectives: list[CollectiveCost],
-        profile: Profile,
-        scenario: Scenario,
-        interconnect: Interconnect | None,
+        self, program: Program, profile: Profile, scenario: Scenario, interconnect: Interconnect | None, exact: bool
     ) -> None:
-        self._program, self._profile, self._collectives = program, profile, collectives
+        self.program = program
+        self.costs = costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
+        self.collectives = [_collective_cost(each, interconnect, exact) for each in program.collectives]
+        self._profile = profile
         self._kernels = np.array([cost.kernels for cost in costs])
         positions = launched_positions(program, self._kernels)
         lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
@@ -217,32 +133,38 @@ class _Step:
 
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
         """slowness, wire: factors on host times and on collectives."""
-        collective_s = np.array([cost.time_s for cost in self._collectives]) * wire
+        collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
         host_s = self._host_s * slowness
-        work = step_work(self._program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns)
+        work = step_work(self.program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns)
         if self._profile.device.kind == "cpu":
-            return simulate_one_clock(self._program, work)
-        return simulate(self._program, work, self._profile.launch)
+            return simulate_one_clock(self.program, work)
+        return simulate(self.program, work, self._profile.launch)
 
     def wire_term_s(self, slowness: float, timeline: Timeline) -> float:
         """By how much the step grows when all collectives take a standard deviation longer."""
-        total_s = sum(cost.time_s for cost in self._collectives)
+        total_s = sum(cost.time_s for cost in self.collectives)
         if total_s == 0:
             return 0.0
-        spread = sum(cost.time_s * cost.spread for cost in self._collectives) / total_s
+        spread = sum(cost.time_s * cost.spread for cost in self.collectives) / total_s
         spread = hypot(spread, self._rerun_spread)
         return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
 
 
-def _memory(
-    program: Program, profile: Profile, scenario: Scenario, interconnect: Interconnect | None
-) -> MemoryTimeline | None:
-    """None on a CPU. Each group of ranks that collectives run in has a communicator."""
+def _memories(
+    ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario, interconnect: Interconnect | None
+) -> tuple[MemoryTimeline, ...]:
+    """Of every rank in order, the same one for those that are alike; none on a CPU. Each group of ranks that
+    collectives run in has a communicator.
+    """
     if profile.device.kind != "cuda":
-        return None
-    groups = {each.group: each.ranks for each in program.collectives}
-    outside_bytes = 0 if interconnect is None else communicators_bytes(groups.values(), interconnect)
-    return simulate_memory(program, profile, scenario.matmul_tf32, outside_bytes)
+        return ()
+    found: dict[int, MemoryTimeline] = {}
+    for each in ranks:
+        groups = {collective.group: collective.ranks for collective in each.program.collectives}
+        outside_bytes = 0 if interconnect is None else communicators_bytes(groups.values(), interconnect)
+        memory = simulate_memory(each.program, profile, scenario.matmul_tf32, outside_bytes)
+        found |= dict.fromkeys(each.ranks, memory)
+    return tuple(found[rank] for rank in sorted(found))
 
 
 def _communication_bytes(timeline: Timeline, program: Program) -> dict[str, int]:

@@ -233,7 +233,7 @@ def _check_interconnects(
 
 
 def _configuration(values: dict[str, Any], prediction: Prediction) -> Configuration:
-    memory = prediction.memory
+    memory = prediction.largest_memory
     reason = None
     if memory is not None and memory.out_of_memory is not None:
         refused, capacity = memory.out_of_memory, prediction.profile.device.memory_bytes
@@ -247,7 +247,7 @@ def _configuration(values: dict[str, Any], prediction: Prediction) -> Configurat
 
 
 def _outcome(prediction: Prediction) -> Outcome:
-    memory = prediction.memory
+    memory = prediction.largest_memory
     complete = memory if memory is not None and memory.fits else None
     return Outcome(
         step_time_s=prediction.step_time_s,

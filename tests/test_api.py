@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.api import PART_OF_PHASE, check_supported, predict
+from perfmodel.api import PART_OF_PHASE, predict
 from perfmodel.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
@@ -22,9 +22,11 @@ from perfmodel.hardware.profile import (
     save_profile,
 )
 from perfmodel.report.accuracy import accuracy_card
+from perfmodel.support import check_supported
 from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario import ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import load_scenario
+from perfmodel.workload.trace_file import StorageKind
 from perfmodel.workload.trace_store import get_trace
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
@@ -248,6 +250,24 @@ def test_more_gpus_are_refused_where_nothing_tells_of_them(profile: Profile) -> 
         "hardware.gpus must be at most 4, what profile toy has (got 8), where it has no all_reduce of GPUs to extrapolate "
         "from. Use fewer, or measure it with `perfmodel calibrate --interconnect`."
     )
+
+
+def test_ranks_of_zero1_hold_the_states_of_what_they_own() -> None:
+    """All memory that two ranks differ in, before a step, are the optimizer states of their shares."""
+    curve = wired().interconnects["wires"].segments["all_reduce 4"]
+    wires = wired(segments={"all_reduce 4": curve, "broadcast 4": curve})
+    sharded = with_ranks(4).model_copy(update={"parallelism": ParallelismSection(dp=4, strategy="zero1")})
+    found = predict(sharded, wires)
+    states = [memory.peak_kind_bytes[StorageKind.OPTIMIZER_STATE] for memory in found.rank_memories]
+    whole = predict(with_ranks(4), wired()).rank_memories[0].peak_kind_bytes[StorageKind.OPTIMIZER_STATE]
+    assert sum(states) == whole
+    assert found.largest_memory is max(found.rank_memories, key=lambda each: each.device_bytes)
+
+
+def test_no_node_has_hundreds_of_gpus() -> None:
+    with pytest.raises(PerfModelError, match="at most 72 over wires, which joins the GPUs of one node"):
+        predict(with_ranks(73), wired())
+    assert predict(with_ranks(72), wired()).step_time_s > 0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ LAYERS = {
     "perfmodel.simulate": 5,
     "perfmodel.closed_form": 5,
     "perfmodel.report": 6,
+    "perfmodel.support": 6,
     "perfmodel.api": 7,
     "perfmodel.comparison": 8,
     "perfmodel.sweep": 8,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.workload.scenario_file import load_scenario
-from perfmodel.workload.trace_store import SHIPPED, find_trace
+from perfmodel.workload.trace_store import SHIPPED, find_trace, trace_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -58,6 +58,6 @@ def test_scenarios_are_named_after_their_file_and_ask_a_question(path: Path) -> 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenarios_need_no_torch(path: Path) -> None:
-    trace = find_trace(load_scenario(path))
+    trace = find_trace(trace_name(load_scenario(path)))
     assert trace is not None
     assert trace.parent == SHIPPED

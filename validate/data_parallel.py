@@ -1,13 +1,13 @@
 """Data parallelism for real, in the forms people write: each makes gradients the ranks' mean before the optimizer runs.
 
-A form is what :class:`perfmodel.workload.models.step.TrainingStep` calls a reducer, with a ``wrap`` before it.
+Here every rank holds all parameters, gradients and optimizer states; the forms that shard are in ``validate.sharded``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,27 +16,34 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.hardware.measurement import BucketLayout
-from perfmodel.workload.models.step import Reducer
-from perfmodel.workload.scenario import ParallelismSection
+from perfmodel.workload.models.step import Reducer, make_optimizer
+from perfmodel.workload.scenario import Scenario
 
 
-class Form(Reducer, Protocol):
-    """``wrap`` makes all ranks' parameters and buffers those of rank 0 and returns the module to train."""
+class Form(Reducer):
+    """How several ranks train one model: what a step calls, and what is done to module and optimizer before it."""
 
-    def wrap(self, module: nn.Module) -> nn.Module: ...
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """Make all ranks' parameters and buffers those of rank 0 and return the module to train."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), 0)
+        return module
+
+    def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of what ``wrap`` returned."""
+        return make_optimizer(module.parameters(), self.scenario)
 
 
-def make_form(section: ParallelismSection) -> Form:
-    """The reducer of ``parallelism.strategy``, one of :data:`FORMS`."""
-    return FORMS[section.strategy](section)
-
-
-class _ByHand:
-    """What the forms without DistributedDataParallel share. phase: of communication after backward, if there is one."""
+class ByHand(Form):
+    """What the forms without a wrapper of torch's share. phase: of communication after backward, if there is one."""
 
     phase: str | None = "reduce"
 
-    def __init__(self, section: ParallelismSection) -> None:
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
         self._parameters: list[nn.Parameter] = []
         self._operation: Any = None
         self._divisor = 1
@@ -47,13 +54,7 @@ class _ByHand:
         else:  # gloo only adds
             self._operation, self._divisor = dist.ReduceOp.SUM, dist.get_world_size()
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
-        return module
-
-    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch."""
-        return nullcontext()
+        return super().wrap(module)
 
     def _average(self, tensor: torch.Tensor) -> None:
         """The ranks' mean in place."""
@@ -68,7 +69,7 @@ class _ByHand:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
 
-class Naive(_ByHand):
+class Naive(ByHand):
     """After the last backward, one all-reduce after another, a gradient each."""
 
     def after_backward(self) -> None:
@@ -76,7 +77,7 @@ class Naive(_ByHand):
             self._average(gradient)
 
 
-class Flat(_ByHand):
+class Flat(ByHand):
     """After the last backward, all gradients of a dtype copied into one buffer, reduced, and copied back."""
 
     def after_backward(self) -> None:
@@ -88,13 +89,13 @@ class Flat(_ByHand):
             torch._foreach_copy_(members, _unflatten_dense_tensors(buffer, members))
 
 
-class Overlap(_ByHand):
+class Overlap(ByHand):
     """In the last backward each gradient is sent off as soon as it is ready; all are awaited at its end."""
 
     phase: str | None = None
 
-    def __init__(self, section: ParallelismSection) -> None:
-        super().__init__(section)
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
         self._last = False
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
@@ -121,12 +122,12 @@ class Overlap(_ByHand):
         self._sent.clear()
 
 
-class Ddp:
+class Ddp(Form):
     """torch's DistributedDataParallel, whose own hooks do the work; earlier micro-batches run under its no_sync."""
 
-    phase: str | None = None
-
-    def __init__(self, section: ParallelismSection) -> None:
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        section = scenario.parallelism
         self._options: dict[str, Any] = {
             "gradient_as_bucket_view": section.gradient_as_bucket_view,
             "static_graph": section.static_graph,
@@ -142,12 +143,8 @@ class Ddp:
         return self._ddp
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of a micro-batch."""
         context: AbstractContextManager[Any] = nullcontext() if last else self._ddp.no_sync()
         return context
-
-    def after_backward(self) -> None:
-        """Nothing is left to do: the end of backward waits for the buckets."""
 
     def buckets(self) -> BucketLayout:
         """What DistributedDataParallel reports of its buckets; rebuilt ones exist from the third step on."""
@@ -157,14 +154,6 @@ class Ddp:
             rebuilt_bytes=_sizes(logged.get("rebuilt_bucket_sizes", "")),
             rebuilt=bool(logged.get("has_rebuilt_buckets", 0)),
         )
-
-
-FORMS: dict[str, Callable[[ParallelismSection], Form]] = {
-    "naive": Naive,
-    "flat": Flat,
-    "overlap": Overlap,
-    "ddp": Ddp,
-}
 
 
 def _sizes(text: str) -> tuple[int, ...]:

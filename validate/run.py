@@ -16,7 +16,9 @@ from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.units import format_bytes, format_seconds
+from perfmodel.workload.scenario import FsdpSection
 from validate.cases import Case, Split, resolved_scenario
+from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
 
 if TYPE_CHECKING:
@@ -126,9 +128,9 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             f"{name}: parallelism.strategy must be none on one GPU (got dp: 1, strategy: {section.strategy}). "
             "Leave it out."
         )
-    if section.dp > 1 and (section.strategy not in (forms := _forms()) or scenario.mode != "train"):
+    if section.dp > 1 and (section.strategy not in FORMS or scenario.mode != "train"):
         raise PerfModelError(
-            f"{name}: several GPUs must train with a strategy of {', '.join(forms)} to be run here (got mode: "
+            f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
             f"{scenario.mode}, strategy: {section.strategy}). Choose one."
         )
     if section.dp > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
@@ -149,12 +151,38 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
         )
     if history is not None and device == "cpu":
         raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
+    if section.strategy == "zero1" and section.zero1_form == "reduce-scatter" and scenario.precision == "amp-fp16":
+        raise PerfModelError(
+            f"{name}: precision must not be amp-fp16 with zero1_form: reduce-scatter (it is): each rank's gradient "
+            "scaler would see its own shard. Use amp-bf16, or leave the form out."
+        )
+    if section.strategy in ("zero2", "zero3"):
+        _check_fsdp(scenario, section.fsdp or FsdpSection(), name, device)
 
 
-def _forms() -> Sequence[str]:
-    from validate.data_parallel import FORMS  # torch
-
-    return tuple(FORMS)
+def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:
+    dp, where = scenario.parallelism.dp, f"{name}: parallelism.fsdp"
+    if dp % section.replicate or section.replicate == dp:
+        raise PerfModelError(
+            f"{where}.replicate must divide parallelism.dp={dp} into shards of two ranks or more (got "
+            f"{section.replicate}). Choose another number."
+        )
+    shards, reshard = dp // section.replicate, section.reshard_after_forward
+    if reshard is not None and shards % int(reshard or 1):
+        raise PerfModelError(
+            f"{where}.reshard_after_forward must divide the {shards} ranks that share a model (got {reshard}). "
+            "Choose another number, true or false."
+        )
+    if section.offload and device == "cpu":
+        raise PerfModelError(
+            f"{where}.offload must be false on the CPU (got true): shards are in host memory, and torch pins none "
+            "without a GPU. Leave it out."
+        )
+    if section.offload and (scenario.optimizer.max_grad_norm is not None or scenario.precision == "amp-fp16"):
+        raise PerfModelError(
+            f"{where}.offload must be false with gradient clipping or amp-fp16 (got true): gradients in host memory "
+            "would be reduced, which NCCL cannot. Leave one out."
+        )
 
 
 def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:

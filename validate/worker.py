@@ -36,7 +36,8 @@ from perfmodel.workload.models.step import (
 from perfmodel.workload.scenario import Scenario
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
-from validate.data_parallel import Ddp, make_form
+from validate.data_parallel import Ddp
+from validate.forms import make_form
 from validate.machine import GpuReading, machine
 from validate.overlap import TRACED_STEPS
 from validate.recording import AllocatorHistory, record_trace
@@ -194,13 +195,15 @@ def _build(
         if history is not None:
             history.start()
         replace_tensors(module, lambda tensor: tensor.to(device))
-    form = make_form(scenario.parallelism) if ranks.size > 1 else None
-    if form is not None:
+    if ranks.size > 1:
+        form = make_form(scenario)
         module = form.wrap(module)
         torch.manual_seed(ranks.rank)
+        inputs = make_inputs(scenario, device)
+        return TrainingStep(module, inputs, form.make_optimizer(module), scenario, allow_import, form)
     inputs = make_inputs(scenario, device)
     optimizer = make_optimizer(module.parameters(), scenario) if scenario.mode == "train" else None
-    return TrainingStep(module, inputs, optimizer, scenario, allow_import, form)
+    return TrainingStep(module, inputs, optimizer, scenario, allow_import)
 
 
 def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str | None) -> list[StepMemory]:

@@ -322,7 +322,8 @@ def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
     if segment.phase != "optimizer":
         return 0.0
     scaler_s = costs.per_parameter("scaler", parameters) if costs.precision == "amp-fp16" else 0.0
-    return scaler_s + costs.per_parameter(optimizer_prefix(program.trace.workload), parameters)
+    optimized = parameters if program.trace.optimized is None else program.trace.optimized
+    return scaler_s + costs.per_parameter(optimizer_prefix(program.trace.workload), optimized)
 
 
 def _add_phases(event_s: np.ndarray, program: Program, structure: Structure, costs: _Costs) -> None:

@@ -1,11 +1,12 @@
 """Data parallelism in the forms people write, as a function from one rank's trace to its program.
 
-Every rank runs the same program on its own samples; gradients are averaged once a step, in the last micro-batch.
+Every rank runs its program on its own samples; gradients are averaged once a step, in the last micro-batch.
 
     naive     after backward an all-reduce of each gradient, in the order of the parameters
     flat      after backward one all-reduce of all gradients, copied into one buffer and back
     overlap   an all-reduce of each gradient as soon as it is ready, awaited after backward
     ddp       torch's DistributedDataParallel: buckets, copied into and out of, reduced as they fill
+    zero1     ddp, with an optimizer that steps over a share of the parameters (:mod:`perfmodel.program.zero1`)
 
 A synchronous collective runs on the compute stream, an asynchronous one on its communicator's own, which first waits
 for the compute stream. NCCL averages while it reduces, so no division follows; DDP divides as it copies in.
@@ -18,13 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perfmodel.program.ddp import ddp
-from perfmodel.program.editor import Editor, ready_gradients, vector
+from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector
 from perfmodel.program.program import WAIT, Inserted, Program, single_device_program
+from perfmodel.program.zero1 import zero1
 from perfmodel.workload.ops import Operation
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, Trace
-
-REDUCE = "reduce"  # the phase of naive and flat
 
 
 def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
@@ -44,7 +44,8 @@ def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
 
 def _naive(editor: Editor, scenario: Scenario) -> Program:
     parameters = editor.trace.parameters
-    editor.add_phase(REDUCE, *(editor.all_reduce(parameters[index].tensor) for index in editor.gradients))
+    reductions = [editor.blocking("all_reduce", parameters[index].tensor) for index in editor.gradients]
+    editor.add_phase(REDUCE, reductions)
     return editor.finish()
 
 
@@ -61,16 +62,16 @@ def _flat(editor: Editor, scenario: Scenario) -> Program:
         rows += [
             Inserted(EventKind.ALLOC, storage, flat.bytes),
             editor.launch(Operation("aten.cat.default", (views,), outputs=(flat,)), "flatten"),
-            editor.all_reduce(flat),
+            editor.blocking("all_reduce", flat),
             editor.launch(copy_back, "unflatten"),
             Inserted(EventKind.FREE, storage),
         ]
-    editor.add_phase(REDUCE, *rows)
+    editor.add_phase(REDUCE, rows)
     return editor.finish()
 
 
 def _overlap(editor: Editor, scenario: Scenario) -> Program:
-    run, marks = editor.last_backward, []
+    run, marks = editor.last("backward"), []
     for index, event in ready_gradients(editor.trace.steady):
         tensor = editor.trace.parameters[index].tensor
         rows, mark = editor.beside(tensor.dtype, tensor.bytes, "all_reduce async")
@@ -86,4 +87,5 @@ _FORMS: dict[str, Callable[[Editor, Scenario], Program]] = {
     "flat": _flat,
     "overlap": _overlap,
     "ddp": ddp,
+    "zero1": zero1,
 }

@@ -13,15 +13,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-import numpy as np
-
 from perfmodel.program.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.program.editor import Editor, ready_gradients, vector
 from perfmodel.program.program import HOST, WAIT, Edit, Inserted, PhaseRun, Program, Rebuild
 from perfmodel.units import MIB
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+from perfmodel.workload.trace_file import EventKind, StorageKind, Trace, gradient_storages
 
 SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # flat copies in which a wrapped model's state is sent
 COPY_SHARE = 0.5  # of "ddp parameter", which was measured where gradients are copied in and out
@@ -45,7 +43,7 @@ def ddp(editor: Editor, scenario: Scenario) -> Program:
     for number, run in enumerate(editor.program.runs):
         if run.phase == "forward":
             editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"), *_share_buffers(editor, run))
-    run_number = editor.last_backward
+    run_number = editor.last("backward")
     own = gradient_storages(editor.trace, editor.trace.steady) if as_view else {}
     marks: list[int] = []
     for index, event in ready_gradients(editor.trace.steady):
@@ -122,25 +120,6 @@ def _free_first_gradients(editor: Editor, is_static: bool) -> None:
     for index, event in ready_gradients(first):
         if index in own:
             editor.edit_first(run, event, Inserted(EventKind.FREE, own[index]))
-
-
-def gradient_storages(trace: Trace, events: StepEvents) -> dict[int, int]:
-    """Storages that gradients are accumulated in, by parameter: of those as large, the last that was made before the
-    gradient was first ready. A parameter that is used in several places may have none.
-    """
-    found: dict[int, int] = {}
-    made: dict[int, list[int]] = {}
-    kinds = events.kind
-    for at in np.flatnonzero((kinds == EventKind.ALLOC) | (kinds == EventKind.GRAD_READY)).tolist():
-        number = int(events.a[at])
-        if kinds[at] == EventKind.ALLOC:
-            if trace.storage_kinds.get(number) == StorageKind.GRADIENT:
-                made.setdefault(int(events.b[at]), []).append(number)
-        elif number not in found:
-            alike = made.get(trace.parameters[number].tensor.bytes, [])
-            if alike:
-                found[number] = alike.pop()
-    return found
 
 
 def _share_buffers(editor: Editor, run: PhaseRun) -> list[Inserted]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
 COMMUNICATION = 1  # the stream of the data-parallel communicator
+REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
 class Editor:
@@ -27,18 +29,17 @@ class Editor:
             [storage.id for storage in program.trace.persistent] + list(program.trace.storage_kinds), default=0
         )
 
-    @property
-    def last_backward(self) -> int:
-        """Index of the last backward among the runs."""
-        return max(index for index, run in enumerate(self.program.runs) if run.phase == "backward")
+    def last(self, phase: str) -> int:
+        """Index of the last such phase among the runs."""
+        return max(index for index, run in enumerate(self.program.runs) if run.phase == phase)
 
     def launch(self, operation: Operation, call: str, share: float = 1.0) -> Inserted:
         number = self._operations.setdefault(operation, len(self._operations))
         return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, call=call, share=share)
 
-    def all_reduce(self, tensor: TensorSpec) -> Inserted:
-        """Synchronous, on the compute stream."""
-        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes), call="all_reduce")
+    def blocking(self, kind: str, tensor: TensorSpec) -> Inserted:
+        """A synchronous collective, on the compute stream. tensor: what its size is that of."""
+        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind), call=kind)
 
     def beside(
         self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
@@ -71,10 +72,15 @@ class Editor:
         if instructions:
             self._edits.append(Edit(run, event, instructions))
 
-    def add_phase(self, phase: str, *instructions: Inserted) -> None:
-        """A phase of inserted instructions alone, after the last backward of the steady and of the first step."""
-        runs, edit = _with_phase(self.program.runs, phase, instructions)
-        first_runs, first_edit = _with_phase(self.program.first_runs, phase, instructions)
+    def add_phase(self, phase: str, instructions: Sequence[Inserted], first: Sequence[Inserted] | None = None) -> None:
+        """A phase of inserted instructions alone, after the last backward of the steady and of the first step.
+
+        first: those of the first step, where they differ. Runs after it are numbered anew, so edit these later.
+        """
+        runs, edit = _with_phase(self.program.runs, phase, tuple(instructions))
+        first_runs, first_edit = _with_phase(
+            self.program.first_runs, phase, tuple(instructions if first is None else first)
+        )
         self.program = replace(self.program, runs=runs, first_runs=first_runs, first_edits=(first_edit,))
         self._edits.append(edit)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
 
 COMPUTE = 0  # the stream on which operators run
 
@@ -39,7 +39,7 @@ class Collective(NamedTuple):
     """A collective in which this rank takes part.
 
     size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: what the ranks have in
-    common (``dp``); one group is one communicator.
+    common (``dp``); one group is one communicator, which runs its collectives in order of issue, on whatever streams.
     """
 
     kind: str
@@ -52,6 +52,7 @@ class Collective(NamedTuple):
 class Inserted(NamedTuple):
     """An instruction of a strategy. kind, a, b: as in a trace, or as above. call: what its host time is looked up by
     among an interconnect's calls, or ``launch`` for an operator called from C++; empty for none. share: of that call.
+    holds: what is allocated or freed.
     """
 
     kind: int
@@ -60,6 +61,7 @@ class Inserted(NamedTuple):
     stream: int = COMPUTE
     call: str = ""
     share: float = 1.0
+    holds: StorageKind = StorageKind.GRADIENT
 
 
 class Edit(NamedTuple):

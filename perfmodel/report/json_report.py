@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.hardware.measurement import StepMemory
@@ -19,12 +20,13 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     """Everything that `perfmodel predict --json` prints.
 
     ``mfu`` is null where the profile has no datasheet peak; ``memory`` and ``fits`` where memory is not predicted (a
-    CPU). ``memory.ranks`` has one entry for each distinct rank; ``first_step`` creates the optimizer states,
+    CPU). The rest of ``memory`` is of the rank that takes most; ``memory.ranks`` has one entry for each distinct rank,
+    ``first_step`` creates the optimizer states,
     ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null
     where nothing is rebuilt). ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
     ``assumptions`` in words.
     """
-    memory = prediction.memory
+    memory = prediction.largest_memory
     return {
         "version": REPORT_VERSION,
         "scenario": prediction.scenario.model_dump(mode="json", exclude_none=True),
@@ -34,7 +36,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "synced_step_time_s": prediction.timeline.synced_step_time_s,
         "throughput_samples_per_s": throughput_samples_per_s(prediction),
         "mfu": mfu(prediction),
-        "memory": None if memory is None else _memory(memory),
+        "memory": None if memory is None else _memory(memory, prediction.rank_memories or (memory,)),
         "fits": None if memory is None else memory.fits,
         "breakdown": prediction.breakdown,
         "communication_bytes": prediction.communication_bytes,
@@ -58,17 +60,21 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _memory(memory: MemoryTimeline) -> dict[str, Any]:
-    rank = {**_peaks(memory.steady), "device_bytes": memory.device_bytes}
+def _memory(memory: MemoryTimeline, ranks: Sequence[MemoryTimeline]) -> dict[str, Any]:
     rebuilding = memory.rebuilding
+    distinct = {id(each): (rank, each) for rank, each in reversed(list(enumerate(ranks)))}
     return {
-        **rank,
+        **_rank(memory),
         "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
         "retries": memory.retries,
         "first_step": _peaks(memory.first),
         "rebuild_step": None if rebuilding is None else {"step": memory.rebuild_step, **_peaks(rebuilding)},
-        "ranks": [{"rank": 0, **rank}],
+        "ranks": [{"rank": rank, **_rank(each)} for rank, each in sorted(distinct.values(), key=lambda row: row[0])],
     }
+
+
+def _rank(memory: MemoryTimeline) -> dict[str, int]:
+    return {**_peaks(memory.steady), "device_bytes": memory.device_bytes}
 
 
 def _peaks(step: StepMemory) -> dict[str, int]:

@@ -118,7 +118,7 @@ def _mfu(prediction: Prediction) -> tuple[str, str]:
 
 
 def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
-    memory = prediction.memory
+    memory = prediction.largest_memory
     if memory is None:
         return [("memory", "not predicted", "on a CPU")]
     device = format_bytes(prediction.profile.device.memory_bytes)

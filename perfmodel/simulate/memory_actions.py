@@ -66,7 +66,7 @@ def persistent_actions(storages: Iterable[Storage]) -> Actions:
 
 
 def with_inserted(actions: Actions, edits: Iterable[Edit], start: int) -> Actions:
-    """A segment's actions with what a strategy asks for itself between them; its storages are gradients.
+    """A segment's actions with what a strategy asks for itself between them.
 
     start: the segment's first event. What is inserted belongs to the event before it.
     """
@@ -90,7 +90,7 @@ def inserted_actions(rows: Iterable[Inserted], event: int = 0) -> Actions:
     actions = Actions()
     for row in rows:
         if row.kind in (EventKind.ALLOC, EventKind.FREE):
-            actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(StorageKind.GRADIENT), event)
+            actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(row.holds), event)
     return actions
 
 

@@ -41,7 +41,8 @@ class Prediction:
     exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
     provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
     collectives' time alone by source (exact, curve, extrapolated), empty where there are none. assumptions: what was
-    not measured but supposed, such as faster links. kernels: largest total first.
+    not measured but supposed, such as faster links. kernels: largest total first. program, timeline, memory: of the
+    rank whose step is longest, which all others wait for. rank_memories: of each rank in order.
     """
 
     scenario: Scenario
@@ -55,10 +56,17 @@ class Prediction:
     bottleneck: str
     provenance: dict[str, float]
     model_flops: float
+    rank_memories: tuple[MemoryTimeline, ...] = ()
     communication_bytes: dict[str, int] = field(default_factory=dict)
     collective_provenance: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def largest_memory(self) -> MemoryTimeline | None:
+        """Of the rank that takes most; None on a CPU."""
+        known = self.rank_memories or (() if self.memory is None else (self.memory,))
+        return max(known, key=lambda each: (not each.fits, each.device_bytes), default=None)
 
     @property
     def step_time_s(self) -> float:

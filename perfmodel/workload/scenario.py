@@ -87,10 +87,40 @@ class TrainingSection(_Section):
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
 
 
+class MixedPrecisionSection(_Section):
+    """FSDP's policy. param: what forward and backward compute in; absent: the parameters' own. reduce: what gradients
+    are reduced in; absent: as param.
+    """
+
+    param: Literal["fp32", "bf16", "fp16"] | None = None
+    reduce: Literal["fp32", "bf16", "fp16"] | None = None
+
+
+class FsdpSection(_Section):
+    """How zero2 and zero3 shard, as torch's fully_shard does.
+
+    wrap: a group of parameters for each block and one for the rest (``blocks``), or one for all (``root``).
+    reshard_after_forward: overrides the strategy's own, false for zero2 and true for zero3; a number of ranks keeps
+    shards of so many. replicate: copies of the sharded model (HSDP). offload: shards live in host memory.
+    forward_prefetch, backward_prefetch: how many groups ahead parameters are gathered; absent: torch's implicit way.
+    """
+
+    mixed_precision: MixedPrecisionSection | None = None
+    wrap: Literal["blocks", "root"] = "blocks"
+    reshard_after_forward: bool | Count | None = None
+    replicate: Count = 1
+    offload: bool = False
+    forward_prefetch: Count | None = None
+    backward_prefetch: Count | None = None
+
+
 class ParallelismSection(_Section):
     """dp: data-parallel ranks. strategy: naive (all-reduce of each gradient after backward), flat (one of all
-    gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 to zero3.
-    bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1.
+    gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 (ddp with a sharded
+    optimizer), zero2 and zero3 (torch's fully_shard, parameters kept or gathered again for backward).
+    bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1. zero1_form: broadcast (torch's
+    ZeroRedundancyOptimizer; the default) or reduce-scatter (the paper's). parameters_as_bucket_view: of the former.
+    fsdp: of zero2 and zero3.
     """
 
     dp: Count = 1
@@ -98,6 +128,9 @@ class ParallelismSection(_Section):
     bucket_cap_mb: Annotated[float, Field(gt=0, le=10**6)] | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    zero1_form: Literal["broadcast", "reduce-scatter"] | None = None
+    parameters_as_bucket_view: bool | None = None
+    fsdp: FsdpSection | None = None
 
 
 class HardwareSection(_Section):

@@ -127,7 +127,8 @@ class Trace:
     provenance: versions of torch and transformers that were traced. operations, modules (name, class), calls (function
     names) and nodes (autograd node names) are the tables the events point into. persistent: storages made before the
     first step. first, steady: the first step (which creates optimizer states) and every later one. storage_kinds: kind
-    of every storage id that any event allocates.
+    of every storage id that any event allocates. optimized: what the optimizer steps over, where that is not the
+    parameters (not in files).
     """
 
     workload: dict[str, Any]
@@ -141,10 +142,7 @@ class Trace:
     first: StepEvents
     steady: StepEvents
     storage_kinds: dict[int, StorageKind] = field(default_factory=dict)
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.tensor.numel for parameter in self.parameters)
+    optimized: tuple[Parameter, ...] | None = None
 
     def segment(self, phase: str, micro_batch: int = -1) -> Segment | None:
         """The steady step's segment of that phase, or None."""
@@ -152,6 +150,25 @@ class Trace:
             if segment.phase == phase and segment.micro_batch == micro_batch:
                 return segment
         return None
+
+
+def gradient_storages(trace: Trace, events: StepEvents) -> dict[int, int]:
+    """Storages that gradients are accumulated in, by parameter: of those as large, the last that was made before the
+    gradient was first ready. A parameter that is used in several places may have none.
+    """
+    found: dict[int, int] = {}
+    made: dict[int, list[int]] = {}
+    kinds = events.kind
+    for at in np.flatnonzero((kinds == EventKind.ALLOC) | (kinds == EventKind.GRAD_READY)).tolist():
+        number = int(events.a[at])
+        if kinds[at] == EventKind.ALLOC:
+            if trace.storage_kinds.get(number) == StorageKind.GRADIENT:
+                made.setdefault(int(events.b[at]), []).append(number)
+        elif number not in found:
+            alike = made.get(trace.parameters[number].tensor.bytes, [])
+            if alike:
+                found[number] = alike.pop()
+    return found
 
 
 def _encode_events(events: StepEvents) -> dict[str, Any]:

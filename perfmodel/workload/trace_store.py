@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from perfmodel.workload.scenario import workload_digest, workload_of
 from perfmodel.workload.trace_file import Trace, load_trace, save_trace
 
 if TYPE_CHECKING:
+    from perfmodel.workload.ops import TensorSpec
     from perfmodel.workload.scenario import Scenario
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
@@ -33,14 +35,14 @@ def trace_name(scenario: Scenario) -> str:
     return f"{scenario.model.family or 'target'}-{workload_digest(workload_of(scenario))}"
 
 
-def find_trace(scenario: Scenario) -> Path | None:
-    """The file that holds the scenario's trace: a shipped one, or one cached under the installed versions.
+def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec]) -> str:
+    """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer and of what it steps over."""
+    workload = {"optimizer": scenario.optimizer.model_dump(mode="json"), "tensors": [each.text for each in tensors]}
+    return f"optimizer-{workload_digest(workload)}"
 
-    A target's code may change without its scenario changing, so targets are never looked up.
-    """
-    if scenario.model.target is not None:
-        return None
-    name = trace_name(scenario)
+
+def find_trace(name: str) -> Path | None:
+    """The file that holds the trace of that name: a shipped one, or one cached under the installed versions."""
     candidates: Iterator[Path] = iter((SHIPPED / f"{name}.json.gz", *_cached_paths(name)))
     return next((path for path in candidates if path.is_file()), None)
 
@@ -48,46 +50,74 @@ def find_trace(scenario: Scenario) -> Path | None:
 def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
     """The scenario's trace: remembered, loaded, or made now and cached.
 
+    A target's code may change without its scenario changing, so targets are never looked up in files.
+
     Raises
     ------
     PerfModelError
         If it must be made and torch is missing, or it cannot be made.
     """
-    key = (trace_name(scenario), allow_import)
-    trace = _remembered.get(key)
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.workload.trace.session import trace_step
+        return trace_step(scenario, allow_import)
+
+    return _get(trace_name(scenario), make, scenario.model.target is None, allow_import)
+
+
+def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Trace:
+    """The scenario's optimizer over parameters like these alone: remembered, loaded, or made now and cached.
+
+    Raises
+    ------
+    PerfModelError
+        If it must be made and torch is missing.
+    """
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.workload.trace.optimizer import trace_optimizer
+        return trace_optimizer(scenario, tensors)
+
+    return _get(optimizer_trace_name(scenario, tensors), make)
+
+
+def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_import: bool = False) -> Trace:
+    trace = _remembered.get((name, allow_import))
     if trace is None:
-        path = find_trace(scenario)
-        trace = _make(scenario, allow_import) if path is None else _load(path, scenario, allow_import)
-        _remembered[key] = trace
+        path = find_trace(name) if in_files else None
+        trace = None if path is None else _load(path)
+        if trace is None:
+            trace = make()
+            for kept in _cached_paths(name) if in_files else []:
+                save_trace(trace, kept)
+        _remembered[name, allow_import] = trace
         while len(_remembered) > REMEMBERED_TRACES:
             _remembered.popitem(last=False)
-    _remembered.move_to_end(key)
+    _remembered.move_to_end((name, allow_import))
     return trace
 
 
-def _load(path: Path, scenario: Scenario, allow_import: bool) -> Trace:
+def _load(path: Path) -> Trace | None:
     """A damaged file of the cache is made again; a damaged shipped one is an error."""
     try:
         return load_trace(path)
     except PerfModelError:
         if path.parent == SHIPPED:
             raise
-        return _make(scenario, allow_import)
+        return None
 
 
-def _make(scenario: Scenario, allow_import: bool) -> Trace:
+@contextmanager
+def _torch_needed(scenario: Scenario) -> Iterator[None]:
     try:
-        from perfmodel.workload.trace.session import trace_step
+        yield
     except ImportError as error:
         raise PerfModelError(
             f"{scenario.name}: tracing this scenario needs torch (got: {error}). "
             "Run `pip install .[torch]`, or use a shipped scenario."
         ) from error
-    trace = trace_step(scenario, allow_import)
-    if scenario.model.target is None:
-        for path in _cached_paths(trace_name(scenario)):
-            save_trace(trace, path)
-    return trace
 
 
 def _cached_paths(name: str) -> list[Path]:

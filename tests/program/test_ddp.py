@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
-from perfmodel.program.ddp import gradient_storages
 from perfmodel.program.program import Inserted
 from perfmodel.units import MIB
 from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.workload.trace_file import (
+    EventKind,
+    Parameter,
+    Segment,
+    StepEvents,
+    Storage,
+    StorageKind,
+    Trace,
+    gradient_storages,
+)
 from tests.program.forms import program, scenario, spelt, trace
 
 

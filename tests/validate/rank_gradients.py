@@ -8,8 +8,9 @@ import torch
 from calibrate.ranks import join, telling
 from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.workload.scenario import Scenario
-from validate.data_parallel import FORMS, make_form
+from validate.forms import make_form
 
+REPLICATED = ("naive", "flat", "overlap", "ddp")
 STEPS = 3  # DDP rebuilds its buckets by the third
 CAP_MB = 0.1
 
@@ -65,9 +66,9 @@ def main(folder):
     rank = int(os.environ["RANK"])
     with telling(folder, rank), join("cpu", None, timeout_s=60):
         found = {}
-        for strategy in FORMS:
+        for strategy in REPLICATED:
             asked = scenario(strategy)
-            form = make_form(asked.parallelism)
+            form = make_form(asked)
             found[strategy] = run(asked, inputs_of(rank), form, seed=rank)  # ``wrap`` makes them equal
         found["buckets"] = form.buckets().model_dump()
         torch.save(found, folder / f"{rank}.pt")

@@ -10,11 +10,11 @@ import torch
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.program.ddp import ddp_buckets
 from perfmodel.workload.trace_store import get_trace
-from validate.data_parallel import FORMS
 
 SCRIPT = Path(__file__).parent / "rank_gradients.py"
 ROOT = Path(__file__).parent.parent.parent
 of_rank = runpy.run_path(str(SCRIPT))
+REPLICATED = of_rank["REPLICATED"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def alone():
     return of_rank["run"](of_rank["scenario"]("naive"), both)
 
 
-@pytest.mark.parametrize("strategy", FORMS)
+@pytest.mark.parametrize("strategy", REPLICATED)
 def test_gradients_are_those_of_all_samples_together(ranks, alone, strategy):
     for rank in ranks:
         for name in ("gradients", "parameters"):
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_all_samples_together(ranks, alone, strategy):
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("strategy", FORMS)
+@pytest.mark.parametrize("strategy", REPLICATED)
 def test_nothing_is_reduced_before_the_last_micro_batch(ranks, strategy):
     first, second = (rank[strategy]["local"] for rank in ranks)
     assert not torch.allclose(first, second)

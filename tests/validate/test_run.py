@@ -101,9 +101,8 @@ def test_a_silent_end_is_told_too(monkeypatch):
         (
             two("none"),
             {},
-            "several GPUs must train with a strategy of naive, flat, overlap, ddp to be run here (got mode: train, strategy: none)",
+            "several GPUs must train with a strategy of naive, flat, overlap, ddp, zero1, zero2, zero3 to be run here (got mode: train, strategy: none)",
         ),
-        (two("zero2"), {}, "(got mode: train, strategy: zero2)"),
         (two("ddp") | {"mode": "forward"}, {}, "(got mode: forward, strategy: ddp)"),
         (
             two("ddp", interconnect="nvlink"),
@@ -114,6 +113,32 @@ def test_a_silent_end_is_told_too(monkeypatch):
             two("ddp", static_graph=True) | {"training": {"gradient_accumulation": 3}},
             {},
             "parallelism.static_graph must be false with gradient accumulation (got true with 3 micro-batches)",
+        ),
+        (
+            two("zero1", zero1_form="reduce-scatter") | {"precision": "amp-fp16"},
+            {},
+            "tiny: precision must not be amp-fp16 with zero1_form: reduce-scatter (it is)",
+        ),
+        (
+            two("zero3", fsdp={"replicate": 2}),
+            {},
+            "tiny: parallelism.fsdp.replicate must divide parallelism.dp=2 into shards of two ranks or more (got 2)",
+        ),
+        (two("zero2", fsdp={"replicate": 3}), {}, "(got 3)"),
+        (
+            two("zero3", fsdp={"reshard_after_forward": 3}),
+            {},
+            "parallelism.fsdp.reshard_after_forward must divide the 2 ranks that share a model (got 3)",
+        ),
+        (
+            two("zero3", fsdp={"offload": True}),
+            {"device": "cpu"},
+            "parallelism.fsdp.offload must be false on the CPU (got true)",
+        ),
+        (
+            two("zero3", fsdp={"offload": True}) | {"optimizer": {"max_grad_norm": 1.0}},
+            {},
+            "parallelism.fsdp.offload must be false with gradient clipping or amp-fp16 (got true)",
         ),
         ({}, {"device": "cpu", "history": True}, "an allocator history needs --device cuda (got cpu)"),
     ],

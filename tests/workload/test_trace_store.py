@@ -7,9 +7,16 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.workload import trace_store
+from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import save_trace
-from perfmodel.workload.trace_store import find_trace, get_trace, trace_name
+from perfmodel.workload.trace_store import (
+    find_trace,
+    get_optimizer_trace,
+    get_trace,
+    optimizer_trace_name,
+    trace_name,
+)
 
 
 @pytest.fixture
@@ -34,14 +41,14 @@ def test_names_tell_workloads_apart_and_nothing_else(scenario):
 
 
 def test_a_trace_is_made_once_then_cached_then_remembered(scenario, empty_store, monkeypatch):
-    assert find_trace(scenario) is None
+    assert find_trace(trace_name(scenario)) is None
     made = get_trace(scenario)
-    path = find_trace(scenario)
+    path = find_trace(trace_name(scenario))
     assert path.parent == empty_store / "cache" / "traces"
     assert path.name.startswith(trace_name(scenario))
     assert get_trace(scenario) is made
     trace_store._remembered.clear()
-    monkeypatch.setattr(trace_store, "_make", None)
+    monkeypatch.setattr("perfmodel.workload.trace.session.trace_step", None)
     assert get_trace(scenario).operations == made.operations
 
 
@@ -50,19 +57,22 @@ def test_the_cache_names_the_versions_of_torch_and_transformers(scenario):
     import transformers
 
     get_trace(scenario)
-    assert find_trace(scenario).name == f"{trace_name(scenario)}-{torch.__version__}-{transformers.__version__}.json.gz"
+    assert (
+        find_trace(trace_name(scenario)).name
+        == f"{trace_name(scenario)}-{torch.__version__}-{transformers.__version__}.json.gz"
+    )
 
 
 def test_shipped_traces_come_first(scenario, empty_store):
     made = get_trace(scenario)
     shipped = empty_store / "shipped" / f"{trace_name(scenario)}.json.gz"
     save_trace(made, shipped)
-    assert find_trace(scenario) == shipped
+    assert find_trace(trace_name(scenario)) == shipped
 
 
 def test_a_damaged_cache_is_made_again_but_a_damaged_shipped_trace_is_an_error(scenario, empty_store):
     get_trace(scenario)
-    find_trace(scenario).write_bytes(b"not a trace")
+    find_trace(trace_name(scenario)).write_bytes(b"not a trace")
     trace_store._remembered.clear()
     assert get_trace(scenario).operations
     shipped = empty_store / "shipped" / f"{trace_name(scenario)}.json.gz"
@@ -90,12 +100,13 @@ def test_targets_are_neither_found_nor_cached(empty_store):
     with pytest.raises(PerfModelError, match="allow-import"):
         get_trace(target)
     assert get_trace(target, allow_import=True).operations
-    assert find_trace(target) is None
+    assert find_trace(trace_name(target)) is None
     assert not (empty_store / "cache").exists()
 
 
 def test_only_few_traces_are_remembered(scenario, monkeypatch):
-    monkeypatch.setattr(trace_store, "_make", lambda scenario, allow_import: object())
+    monkeypatch.setattr("perfmodel.workload.trace.session.trace_step", lambda scenario, allow_import: object())
+    monkeypatch.setattr(trace_store, "save_trace", lambda trace, path: None)
     for size in range(1, 12):
         get_trace(scenario.model_copy(update={"batch": scenario.batch.model_copy(update={"size": size})}))
     assert len(trace_store._remembered) == trace_store.REMEMBERED_TRACES
@@ -118,3 +129,15 @@ except PerfModelError as error:
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.startswith("mine: tracing this scenario needs torch")
     assert "pip install .[torch]" in printed
+
+
+def test_an_optimizer_alone_is_made_once_then_cached_then_remembered(scenario, monkeypatch):
+    tensors = [TensorSpec((4, 8), (8, 1), "float32"), TensorSpec((8,), (1,), "float32")]
+    made = get_optimizer_trace(scenario, tensors)
+    assert [segment.phase for segment in made.steady.segments] == ["optimizer"]
+    assert find_trace(optimizer_trace_name(scenario, tensors)).name.startswith("optimizer-")
+    monkeypatch.setattr("perfmodel.workload.trace.optimizer.trace_optimizer", None)
+    assert get_optimizer_trace(scenario, tensors) is made
+    trace_store._remembered.clear()
+    assert get_optimizer_trace(scenario, tensors).operations == made.operations
+    assert optimizer_trace_name(scenario, tensors[:1]) != optimizer_trace_name(scenario, tensors)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,7 +16,16 @@ from perfmodel.workload.models.target import load_callable
 if TYPE_CHECKING:
     from perfmodel.workload.scenario import Scenario
 
-__all__ = ["LEARNING_RATE", "TrainingStep", "build_module", "make_inputs", "make_optimizer", "precision_switches"]
+__all__ = [
+    "LEARNING_RATE",
+    "Reducer",
+    "TrainingStep",
+    "build_module",
+    "make_inputs",
+    "make_optimizer",
+    "optimizer_settings",
+    "precision_switches",
+]
 
 LEARNING_RATE = 1e-4
 AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -24,21 +34,27 @@ Mark = Callable[[str, int], None]
 Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
-class Reducer(Protocol):
-    """How ranks that share a model agree on its gradients, once a step.
+class Reducer:
+    """What ranks that share a model do beside the step; this one, of a single rank, does nothing but clip.
 
     phase: the name of a phase of its own after the last backward, or None where backward contains the communication.
     """
 
-    phase: str | None
+    phase: str | None = None
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of each micro-batch."""
-        ...
+        return nullcontext()
 
     def after_backward(self) -> None:
         """After the last backward, before clipping."""
-        ...
+
+    def clip(self, module: nn.Module, max_norm: float) -> None:
+        """Scale the gradients down to ``max_norm`` of all of them together."""
+        nn.utils.clip_grad_norm_(module.parameters(), max_norm, foreach=True)
+
+    def after_step(self) -> None:
+        """After the optimizer, within its phase."""
 
 
 @contextmanager
@@ -53,19 +69,27 @@ def precision_switches(scenario: Scenario) -> Iterator[None]:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], scenario: Scenario) -> torch.optim.Optimizer:
-    """AdamW or SGD with torch's defaults but for the learning rate, in the implementation asked for.
+    """The optimizer of :func:`optimizer_settings` over ``parameters``."""
+    kind, settings = optimizer_settings(scenario)
+    optimizer: torch.optim.Optimizer = kind(parameters, **settings)
+    return optimizer
+
+
+def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """AdamW or SGD, and its settings: torch's defaults but for the learning rate, in the implementation asked for.
 
     What torch would choose by itself on CUDA is ``foreach``; it is always asked for by name, since torch chooses
     otherwise for CPU and for fake tensors.
     """
     wanted = scenario.optimizer
-    implementation: dict[str, Any] = {
+    settings: dict[str, Any] = {
+        "lr": LEARNING_RATE,
         "foreach": wanted.implementation == "foreach",
         "fused": wanted.implementation == "fused",
     }
     if wanted.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, **implementation)
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=wanted.momentum, **implementation)
+        return torch.optim.AdamW, settings
+    return torch.optim.SGD, settings | {"momentum": wanted.momentum}
 
 
 class TrainingStep:
@@ -81,7 +105,7 @@ class TrainingStep:
     optimizer : None for ``mode: forward``
     scenario : Scenario
     allow_import : whether ``model.loss`` may name code of the user's own
-    reducer : what several ranks do with their gradients; None for one rank
+    reducer : what several ranks do with their gradients and parameters; None for one rank
     """
 
     def __init__(
@@ -97,8 +121,8 @@ class TrainingStep:
         self.inputs = inputs
         self.optimizer = optimizer
         self.scenario = scenario
-        self.reducer = reducer
-        self.device_type = next(iter(module.parameters())).device.type
+        self.reducer = reducer or Reducer()
+        self.device_type = next(chain(inputs.values(), module.parameters())).device.type  # parameters may be offloaded
         self.loss: Loss | None = None if scenario.mode == "forward" else _loss_of(scenario, allow_import)
         self.scaler: Any = None
         if scenario.precision == "amp-fp16" and scenario.mode == "train":
@@ -126,15 +150,11 @@ class TrainingStep:
         optimizer.zero_grad(set_to_none=True)
         count = self.scenario.training.gradient_accumulation
         for micro_batch in range(count):
-            if self.reducer is None:
+            with self.reducer.micro_batch(last=micro_batch == count - 1):
                 self._run_micro_batch(micro_batch, mark)
-            else:
-                with self.reducer.micro_batch(last=micro_batch == count - 1):
-                    self._run_micro_batch(micro_batch, mark)
-        if self.reducer is not None:
-            if self.reducer.phase is not None:
-                mark(self.reducer.phase, -1)
-            self.reducer.after_backward()
+        if self.reducer.phase is not None:
+            mark(self.reducer.phase, -1)
+        self.reducer.after_backward()
         if self.scenario.optimizer.max_grad_norm is not None:
             mark("clip", -1)
             self._clip(optimizer, self.scenario.optimizer.max_grad_norm)
@@ -144,6 +164,7 @@ class TrainingStep:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+        self.reducer.after_step()
 
     def _run_micro_batch(self, micro_batch: int, mark: Mark) -> None:
         assert self.loss is not None
@@ -162,7 +183,7 @@ class TrainingStep:
     def _clip(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, foreach=True)
+        self.reducer.clip(self.module, max_norm)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST_DTYPES.get(self.scenario.precision)

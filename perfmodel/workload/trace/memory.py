@@ -49,10 +49,6 @@ class StorageLedger:
         self.persistent.append(Storage(number, storage.nbytes(), kind))
         return number
 
-    def id_of(self, tensor: torch.Tensor) -> int:
-        """The number of a known device storage."""
-        return self._ids[tensor.untyped_storage()._cdata]
-
     def find(self, tensor: torch.Tensor) -> int | None:
         return self._ids.get(tensor.untyped_storage()._cdata)
 

@@ -53,16 +53,16 @@ def trace_step(scenario: Scenario, allow_import: bool = False, steps: int = 2) -
     """
     workload = workload_of(scenario)
     scenario = _with_few_micro_batches(scenario)
-    with _no_garbage_collection():
+    with no_garbage_collection():
         with torch.device("meta"):
             module = build_module(scenario, allow_import)
         recorder = Recorder(tuple((name, type(part).__name__) for name, part in module.named_modules()))
         fake_mode = FakeTensorMode()
         replace_tensors(module, lambda tensor: _fake_twin(tensor, fake_mode))
-        with _cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder) as illusion:
+        with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder) as illusion:
             traced = _trace(scenario, module, recorder, illusion, allow_import, steps)
         recorder.ledger.close()
-    return _assemble(workload, recorder, *traced)
+    return assemble(workload, recorder, *traced)
 
 
 def _trace(
@@ -83,7 +83,7 @@ def _trace(
         recorder.learn_reference_counts()
         for _ in range(steps):
             step.run(recorder.begin_segment)
-            _mark_optimizer_states(optimizer, recorder)
+            mark_optimizer_states(optimizer, recorder)
             taken.append(recorder.take_step())
     return parameters, taken
 
@@ -110,7 +110,7 @@ def _number_module(module: nn.Module, recorder: Recorder) -> list[Parameter]:
     return parameters
 
 
-def _mark_optimizer_states(optimizer: torch.optim.Optimizer | None, recorder: Recorder) -> None:
+def mark_optimizer_states(optimizer: torch.optim.Optimizer | None, recorder: Recorder) -> None:
     if optimizer is None:
         return
     for states in optimizer.state.values():
@@ -125,7 +125,7 @@ def _with_few_micro_batches(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"training": training})
 
 
-def _assemble(
+def assemble(
     workload: dict[str, Any], recorder: Recorder, parameters: list[Parameter], taken: list[StepEvents]
 ) -> Trace:
     return Trace(
@@ -153,7 +153,7 @@ def _versions() -> dict[str, str]:
 
 
 @contextmanager
-def _cuda_environment(recorder: Recorder) -> Iterator[None]:
+def cuda_environment(recorder: Recorder) -> Iterator[None]:
     policy = CudaAutocastPolicy()
     with ExitStack() as stack:
         stack.enter_context(policy.installed())
@@ -165,7 +165,7 @@ def _cuda_environment(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Storages must die when their last user does, and not be kept by a cycle until a collection."""
     was_enabled = gc.isenabled()
     gc.collect()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from perfmodel.workload.models.step import (
+    Reducer,
     TrainingStep,
     build_module,
     make_inputs,
@@ -62,6 +63,41 @@ def test_phases_with_accumulation_and_clipping():
         ("optimizer", -1),
         ("end", -1),
     ]
+
+
+class Told(Reducer):
+    """Writes down what it is called for, and whether the optimizer has moved anything yet."""
+
+    phase = "reduce"
+
+    def __init__(self, module):
+        self.calls = []
+        self.weight = next(module.parameters())
+        self.before = self.weight.detach().clone()
+
+    def tell(self, name):
+        self.calls.append((name, not torch.equal(self.weight, self.before)))
+
+    def micro_batch(self, last):
+        self.tell(f"last={last}")
+        return super().micro_batch(last)
+
+    def after_backward(self):
+        self.tell("after_backward")
+
+    def clip(self, module, max_norm):
+        self.tell(f"clip {max_norm}")
+
+    def after_step(self):
+        self.tell("after_step")
+
+
+def test_a_reducer_is_called_around_what_it_shares():
+    step = made(training={"gradient_accumulation": 2}, optimizer={"max_grad_norm": 1.0})
+    step.reducer = Told(step.module)
+    assert [phase for phase, _ in phases(step)][5:] == ["reduce", "clip", "optimizer", "end"]
+    names = ["last=False", "last=True", "after_backward", "clip 1.0", "after_step"]
+    assert step.reducer.calls == [(name, name == "after_step") for name in names]
 
 
 def test_forward_only_has_one_phase_and_no_gradients():

@@ -1,0 +1,158 @@
+"""ZeRO stage 1: every rank keeps the optimizer states of its share of the parameters, and steps over these alone.
+
+    broadcast        torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters, dealt out by size;
+                     after its step each rank sends what it owns to all others, parameter by parameter
+                     (``parameters_as_bucket_view``: in one piece)
+    reduce-scatter   the paper's: gradients in one flat buffer, of which each rank reduces and steps over one part, and
+                     parameters in another, of which each gathers the others' parts
+
+Sources: torch/distributed/optim/zero_redundancy_optimizer.py (``_partition_parameters``, ``_sync_params``,
+``_build_param_buckets``); Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfmodel.program.ddp import ddp
+from perfmodel.program.editor import REDUCE, Editor, vector
+from perfmodel.program.program import WAIT, Inserted, Program
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind, StorageKind, Trace, gradient_storages
+
+OPTIMIZER = "optimizer"
+
+
+def partition(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Which parameters (indices) each rank owns, in the order in which it steps over them: the largest first, each to
+    the rank that has the fewest elements so far.
+
+    >>> partition([4, 9, 4, 2], 2)
+    ((1,), (0, 2, 3))
+    """
+    owned: list[list[int]] = [[] for _ in range(ranks)]
+    elements = [0] * ranks
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        rank = elements.index(min(elements))
+        owned[rank].append(index)
+        elements[rank] += sizes[index]
+    return tuple(map(tuple, owned))
+
+
+def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """:func:`partition` of a model's parameters, those that need no gradient among them."""
+    return partition([tensor.numel for tensor in tensors], ranks)
+
+
+def shard_of(tensors: Sequence[TensorSpec], ranks: int) -> TensorSpec:
+    """A rank's part of all these in one flat buffer, which is padded so that the parts are alike.
+
+    >>> shard_of([TensorSpec((3, 2), (2, 1), "float32"), TensorSpec((5,), (1,), "float32")], 4).shape
+    (3,)
+    """
+    return vector(-(-sum(tensor.numel for tensor in tensors) // ranks), tensors[0].dtype)
+
+
+def zero1(editor: Editor, scenario: Scenario) -> Program:
+    """The form ``zero1`` of :mod:`perfmodel.program.data_parallel`."""
+    form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
+    return form(editor, scenario)
+
+
+def _reduce_scatter(editor: Editor, scenario: Scenario) -> Program:
+    """A buffer a dtype. Gradients are given up once they are copied; a shard's lives until it is cleared. Parameters
+    become views of the flat buffer when the model is wrapped.
+    """
+    steady: list[Inserted] = []
+    first: list[Inserted] = []
+    gathers: list[Inserted] = []
+    cleared: list[Inserted] = []
+    setup: list[Inserted] = []
+    trace = editor.trace
+    for indices in by_dtype(trace):
+        tensors = [trace.parameters[index].tensor for index in indices]
+        shard = shard_of(tensors, editor.ranks)
+        whole = vector(shard.numel * editor.ranks, shard.dtype)
+        padding = vector(whole.numel - sum(tensor.numel for tensor in tensors), shard.dtype)
+        setup += _flat_parameters(editor, indices, whole, padding)
+        made, gradient = editor.new_storage(), editor.new_storage()
+        parts = tuple(vector(tensor.numel, tensor.dtype) for tensor in tensors)
+        flatten = Operation("aten.cat.default", ((*parts, padding),), outputs=(whole,))
+        for rows, events in ((steady, trace.steady), (first, trace.first)):
+            own = gradient_storages(trace, events)
+            rows += [
+                Inserted(EventKind.ALLOC, made, whole.bytes),
+                editor.launch(flatten, "flatten"),
+                *(Inserted(EventKind.FREE, own[index]) for index in indices if index in own),
+                Inserted(EventKind.ALLOC, gradient, shard.bytes),
+                editor.blocking("reduce_scatter", whole),
+                Inserted(EventKind.FREE, made),
+            ]
+        cleared.append(Inserted(EventKind.FREE, gradient))
+        gathers.append(editor.blocking("all_gather", whole))
+    editor.add_phase(REDUCE, steady, first)
+    start = editor.last("zero_grad")
+    editor.edit(start, editor.program.runs[start].segment.stop, *cleared)
+    end = editor.last(OPTIMIZER)
+    editor.edit(end, editor.program.runs[end].segment.stop, *gathers)
+    return replace(editor.finish(), setup=tuple(setup))
+
+
+def by_dtype(trace: Trace) -> list[list[int]]:
+    """Parameters that need gradients (indices), apart by dtype."""
+    found: dict[str, list[int]] = {}
+    for index, parameter in enumerate(trace.parameters):
+        if parameter.requires_grad:
+            found.setdefault(parameter.tensor.dtype, []).append(index)
+    return list(found.values())
+
+
+def _flat_parameters(editor: Editor, indices: Sequence[int], whole: TensorSpec, padding: TensorSpec) -> list[Inserted]:
+    held = [padding.bytes, whole.bytes] if padding.bytes else [whole.bytes]
+    kind = StorageKind.PARAMETER
+    return [
+        *(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=kind) for size_bytes in held),
+        *(Inserted(EventKind.FREE, editor.trace.parameters[index].storage, holds=kind) for index in indices),
+    ]
+
+
+def _broadcast(editor: Editor, scenario: Scenario) -> Program:
+    """ddp, and after the optimizer's step the broadcasts, all begun before the first is awaited.
+
+    The trace's optimizer steps over what the rank owns (:mod:`perfmodel.program.ranks`). Where parameters are views of
+    a rank's bucket they are copied there when the optimizer is made.
+    """
+    tensors = [parameter.tensor for parameter in editor.trace.parameters]
+    owned = owned_by_rank(tensors, editor.ranks)
+    as_view = bool(scenario.parallelism.parameters_as_bucket_view)
+    rows: list[Inserted] = []
+    marks = []
+    for indices in owned:
+        for size_bytes in _sizes([tensors[index] for index in indices], as_view):
+            more, mark = editor.beside(tensors[0].dtype, size_bytes, "broadcast async", "broadcast")
+            rows += more
+            marks.append(mark)
+    run = editor.last(OPTIMIZER)
+    waits = (Inserted(WAIT, mark, call="wait") for mark in marks)
+    editor.edit(run, editor.program.runs[run].segment.stop, *rows, *waits)
+    program = ddp(editor, scenario)
+    return replace(program, setup=(*program.setup, *_views(editor, owned))) if as_view else program
+
+
+def _sizes(tensors: Sequence[TensorSpec], as_view: bool) -> list[int]:
+    """Bytes of a rank's broadcasts; who owns nothing has a bucket of one float32."""
+    sizes = [tensor.bytes for tensor in tensors]
+    return [sum(sizes) or 4] if as_view else sizes
+
+
+def _views(editor: Editor, owned: Sequence[Sequence[int]]) -> list[Inserted]:
+    """Each rank's bucket, and the parameters whose place it takes, one after another."""
+    rows = []
+    for indices in owned:
+        parameters = [editor.trace.parameters[index] for index in indices]
+        size_bytes = sum(parameter.tensor.bytes for parameter in parameters) or 4
+        rows.append(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=StorageKind.PARAMETER))
+        rows += [Inserted(EventKind.FREE, parameter.storage, holds=StorageKind.PARAMETER) for parameter in parameters]
+    return rows

@@ -1,0 +1,64 @@
+"""A trace whose optimizer steps over a share of the parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.program.program import single_device_program
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.workload.optimizer_share import with_optimizer
+from perfmodel.workload.scenario_file import load_scenario
+from perfmodel.workload.trace.optimizer import trace_optimizer
+from perfmodel.workload.trace_file import EventKind, StepEvents, Trace
+from perfmodel.workload.trace_store import get_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launched(trace: Trace, events: StepEvents) -> list[tuple[str, str]]:
+    """Operators by phase, as text."""
+    return [
+        (segment.phase, str(trace.operations[events.a[at]]))
+        for segment in events.segments
+        for at in range(segment.start, segment.stop)
+        if events.kind[at] == EventKind.OP
+    ]
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused", "for-loop"])
+def test_a_share_of_all_is_the_trace_itself(implementation: str) -> None:
+    scenario = load_scenario(ROOT / "scenarios" / "tiny-cpu.yaml", [f"optimizer.implementation={implementation}"])
+    trace = get_trace(scenario)
+    parameters = trace.parameters
+    share = trace_optimizer(scenario, [parameter.tensor for parameter in parameters])
+    whole = with_optimizer(trace, share, range(len(parameters)))
+    profile = load_profile(find_profile("h200-sxm-x4"))
+    for name in ("first", "steady"):
+        ours, theirs = getattr(whole, name), getattr(trace, name)
+        assert launched(whole, ours) == launched(trace, theirs)
+        assert ours.segments == theirs.segments
+        assert np.array_equal(ours.touch_bytes, theirs.touch_bytes)
+        assert np.array_equal(ours.touch_offsets, theirs.touch_offsets)
+    before, after = (simulate_memory(single_device_program(each), profile) for each in (trace, whole))
+    assert np.array_equal(before.allocated_bytes, after.allocated_bytes)
+    assert np.array_equal(before.kind_bytes, after.kind_bytes)
+    assert before.steady == after.steady
+
+
+def test_half_the_parameters_have_half_the_states() -> None:
+    scenario = load_scenario(ROOT / "scenarios" / "tiny-cpu.yaml")
+    trace = get_trace(scenario)
+    owners = range(0, len(trace.parameters), 2)
+    tensors = [trace.parameters[index].tensor for index in owners]
+    half = with_optimizer(trace, trace_optimizer(scenario, tensors), list(owners))
+    assert [parameter.tensor for parameter in half.optimized or ()] == tensors
+    profile = load_profile(find_profile("h200-sxm-x4"))
+    whole_bytes, half_bytes = (
+        simulate_memory(single_device_program(each), profile).steady.allocated_before_bytes for each in (trace, half)
+    )
+    rounded = sum(2 * -(-trace.parameters[i].tensor.bytes // 512) * 512 for i in range(1, len(trace.parameters), 2))
+    assert whole_bytes - half_bytes == rounded
