@@ -52,42 +52,43 @@ def memory_snapshot(program: Program, memory: MemoryTimeline) -> dict[str, Any]:
 
 def _entries(program: Program, memory: MemoryTimeline, frames_at: dict[int, Frames]) -> Iterator[Entry]:
     """The history; ``frames_at`` ends as the stack of every block still held."""
-    asked: dict[int, int] = {}
+    asked: dict[int, tuple[int, int]] = {}  # address: requested bytes, stream
     segments = iter(memory.allocator.segment_log)
     reserved_bytes = 0
     yield {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": NO_CATEGORY}
     for part, columns in memory.history:
         stacks = _stacks(program, part)
         rows = zip(*(column.tolist() for column in columns), strict=True)
-        for event, request_bytes, address, kind, _, reserved_after_bytes in rows:
+        for event, request_bytes, address, kind, stream, _, reserved_after_bytes in rows:
             frames = stacks[event] if event >= 0 else _OUTSIDE[part]
             while reserved_bytes != reserved_after_bytes:
                 bought = next(segments)
                 reserved_bytes += bought.bytes if bought.action == "segment_alloc" else -bought.bytes
-                yield _entry(bought.action, bought.address, bought.bytes, frames)
+                yield _entry(*bought, frames)
             if request_bytes:
-                asked[address], frames_at[address] = request_bytes, frames
-                yield _entry("alloc", address, request_bytes, frames) | {"category": StorageKind(kind).name.lower()}
+                asked[address], frames_at[address] = (request_bytes, stream), frames
+                category = StorageKind(kind).name.lower()
+                yield _entry("alloc", address, request_bytes, stream, frames) | {"category": category}
             elif address in asked:
-                size = asked.pop(address)
+                block = asked.pop(address)
                 del frames_at[address]
-                yield _entry("free_requested", address, size, frames)
-                yield _entry("free_completed", address, size, frames)
+                yield _entry("free_requested", address, *block, frames)
+                yield _entry("free_completed", address, *block, frames)
     yield from _ending(memory, segments)
 
 
 def _ending(memory: MemoryTimeline, segments: Iterator[SegmentEvent]) -> Iterator[Entry]:
     """What a request that did not fit gave back in vain, and the request."""
     for event in segments:
-        yield _entry(event.action, event.address, event.bytes, [])
+        yield _entry(*event, [])
     error = memory.out_of_memory
     if error is not None:
         free_bytes = error.limit_bytes - error.reserved_bytes
-        yield _entry("oom", 0, error.requested_bytes, []) | {"device_free": free_bytes}
+        yield _entry("oom", 0, error.requested_bytes, error.stream, []) | {"device_free": free_bytes}
 
 
-def _entry(action: str, address: int, size: int, frames: Frames) -> Entry:
-    return {"action": action, "addr": address, "size": size, "stream": 0, "frames": frames}
+def _entry(action: str, address: int, size: int, stream: int, frames: Frames) -> Entry:
+    return {"action": action, "addr": address, "size": size, "stream": stream, "frames": frames}
 
 
 def _frame(name: str, place: str) -> dict[str, Any]:

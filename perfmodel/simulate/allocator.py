@@ -3,7 +3,8 @@
 Segments are bought from the device (``cudaMalloc``), cut into blocks, and kept when their blocks are freed. A request
 is rounded to 512 bytes and served by the smallest free block of its pool and stream that holds it, the lowest address
 among equals; a large block is cut only where more than 1 MiB would be left over, so an uncut remainder counts as
-allocated.
+allocated. A segment and every block cut from it belong to the stream it was bought on; only where the device is full
+are the free segments of all streams given back.
 
 Source: pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp (``round_size``, ``get_free_block``, ``should_split``,
 ``get_allocation_size``, ``try_merge_blocks``, ``release_cached_blocks``). Not modelled: expandable segments, private
@@ -31,10 +32,12 @@ class OutOfMemoryError(Exception):
     """A request that the device cannot serve even after every cached segment was given back.
 
     requested_bytes: what was asked for. allocated_bytes, reserved_bytes: what the allocator held then. limit_bytes: the
-    most it may reserve.
+    most it may reserve. stream: the one it was asked on.
     """
 
-    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
+    def __init__(
+        self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int, stream: int = 0
+    ) -> None:
         super().__init__(
             f"{requested_bytes} bytes asked, {allocated_bytes} allocated, {reserved_bytes} of {limit_bytes} reserved"
         )
@@ -42,6 +45,7 @@ class OutOfMemoryError(Exception):
         self.allocated_bytes = allocated_bytes
         self.reserved_bytes = reserved_bytes
         self.limit_bytes = limit_bytes
+        self.stream = stream
 
 
 class Block(NamedTuple):
@@ -183,7 +187,7 @@ class CachingAllocator:
         self._pending: dict[int, tuple[int, int, int]] = {}  # freed, but another stream may still use them
 
     def allocate(self, requested_bytes: int, stream: int = 0) -> int:
-        """The address of a block that holds ``requested_bytes``.
+        """The address of a block that holds ``requested_bytes``, from the pool of ``stream`` (the current one).
 
         Raises
         ------
@@ -221,7 +225,10 @@ class CachingAllocator:
         return address
 
     def free(self, address: int) -> None:
-        """Give back the block at ``address`` at once, as where only its own stream used it."""
+        """Give the block at ``address`` back to the pool of its own stream, at once.
+
+        That is what torch does unless ``record_stream`` named another stream: :meth:`request_free` is for that.
+        """
         block_bytes, _, stream = self._held.pop(address)
         self.allocated_bytes -= block_bytes
         self._return_block(address, block_bytes, stream)
@@ -268,7 +275,9 @@ class CachingAllocator:
             self.retries += 1
             self.empty_cache()
             if self.reserved_bytes + size > self.limit_bytes:
-                raise OutOfMemoryError(requested_bytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes)
+                raise OutOfMemoryError(
+                    requested_bytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes, stream
+                )
         address = self._place(size)
         self._segments[address] = (size, stream)
         self.segment_log.append(SegmentEvent("segment_alloc", address, size, stream))

@@ -2,7 +2,8 @@
 
 The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.allocator`: the model
 is built, the first step runs (it creates optimizer states and takes library workspaces), then steady steps until one
-needs no new segment. Assumes the default allocator settings and that nobody else asks it for memory.
+needs no new segment. Assumes the default allocator settings, that nobody else asks it for memory, and that no block is
+given to ``record_stream`` (fully_shard gives none): what is freed serves its own stream again at once.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ class MemoryColumns(NamedTuple):
     """What was asked and held, one entry an allocation or free (equally long columns).
 
     event: index into the step's instructions; -1 while the model is built. request_bytes: what was asked for, 0 for a
-    free. address: of the block. kind: :class:`StorageKind` of what it holds. allocated_bytes, reserved_bytes: after it.
+    free. address: of the block. kind: :class:`StorageKind` of what it holds. stream: the current one of an allocation,
+    to whose pool the block belongs; of no meaning for a free. allocated_bytes, reserved_bytes: after it.
     """
 
     event: np.ndarray
     request_bytes: np.ndarray
     address: np.ndarray
     kind: np.ndarray
+    stream: np.ndarray
     allocated_bytes: np.ndarray
     reserved_bytes: np.ndarray
 
@@ -262,9 +265,9 @@ class _Walk:
         allocate, free = allocator.allocate, allocator.free
         addresses, allocated, reserved = log.address, log.allocated_bytes, log.reserved_bytes
         try:
-            for request_bytes, slot in zip(actions.request_bytes, actions.slot, strict=True):
+            for request_bytes, slot, stream in zip(actions.request_bytes, actions.slot, actions.stream, strict=True):
                 if request_bytes:
-                    address = address_of[slot] = allocate(request_bytes)
+                    address = address_of[slot] = allocate(request_bytes, stream)
                 else:
                     address = address_of.pop(slot, -1)
                     if address >= 0:
@@ -329,11 +332,13 @@ class _Log:
             return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
         starts = np.repeat([start for start, _, _ in self._parts], [count for _, _, count in self._parts])
+        starts = starts.astype(np.int64)
         return MemoryColumns(
-            joined("event") + starts.astype(np.int64),
+            np.maximum(joined("event") + starts, np.minimum(starts, 0)),  # before a step's first event: that event
             joined("request_bytes"),
             np.array(self.address, dtype=np.int64),
             joined("kind"),
+            joined("stream"),
             np.array(self.allocated_bytes, dtype=np.int64),
             np.array(self.reserved_bytes, dtype=np.int64),
         )

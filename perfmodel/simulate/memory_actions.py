@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.hardware.profile import MemoryConstants, Profile
-from perfmodel.program.program import Edit, Inserted, PhaseRun
+from perfmodel.program.program import COMPUTE, Edit, Inserted, PhaseRun
 from perfmodel.simulate.temporaries import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
@@ -21,25 +21,29 @@ class Actions:
     """Requests in order, as equally long columns.
 
     request_bytes: what an allocation asks for, 0 for a free. slot: which storage (its id; temporaries and workspaces
-    have negative numbers). kind: what it holds. event: the trace event it belongs to, from the segment's start.
+    have negative numbers). kind: what it holds. event: the trace event it belongs to, from the segment's start. stream:
+    the current one of an allocation; a free goes to the stream of its block, whatever stands here.
     """
 
     request_bytes: list[int] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
     event: list[int] = field(default_factory=list)
+    stream: list[int] = field(default_factory=list)
 
-    def add(self, request_bytes: int, slot: int, kind: int, event: int) -> None:
+    def add(self, request_bytes: int, slot: int, kind: int, event: int, stream: int = COMPUTE) -> None:
         self.request_bytes.append(request_bytes)
         self.slot.append(slot)
         self.kind.append(kind)
         self.event.append(event)
+        self.stream.append(stream)
 
     def extend(self, other: Actions, start: int, stop: int) -> None:
         self.request_bytes += other.request_bytes[start:stop]
         self.slot += other.slot[start:stop]
         self.kind += other.kind[start:stop]
         self.event += other.event[start:stop]
+        self.stream += other.stream[start:stop]
 
 
 def memory_scripts(operations: Sequence[Operation], profile: Profile, matmul_tf32: bool) -> list[Script]:
@@ -90,7 +94,7 @@ def inserted_actions(rows: Iterable[Inserted], event: int = 0) -> Actions:
     actions = Actions()
     for row in rows:
         if row.kind in (EventKind.ALLOC, EventKind.FREE):
-            actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(row.holds), event)
+            actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(row.holds), event, row.stream)
     return actions
 
 
@@ -132,6 +136,7 @@ class ActionWriter:
             slot.tolist(),
             self._kinds[slot].tolist(),
             position.tolist(),
+            [COMPUTE] * len(position),
         )
         is_special = kind == EventKind.OP
         is_special[is_special] = self._is_special[a[is_special]]
@@ -171,7 +176,7 @@ class ActionWriter:
         self, actions: Actions, operation: int, outputs: list[tuple[int, int]], thread: str, event: int
     ) -> None:
         script = self._scripts[operation]
-        if script:
+        if script and script != tuple(request_bytes for _, request_bytes in outputs):
             self._write_script(actions, script, outputs, event)
         else:
             for storage, request_bytes in outputs:

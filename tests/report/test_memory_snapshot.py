@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
-from perfmodel.program.program import Program, single_device_program
+from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.report.memory_snapshot import memory_snapshot, save_memory_snapshot
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.workload.ops import Operation, TensorSpec
@@ -103,6 +104,26 @@ def test_request_that_did_not_fit_is_the_last_entry() -> None:
     assert snapshot["device_traces"][0][-1] == {
         "action": "oom", "addr": 0, "size": 4 * MIB, "stream": 0, "frames": [], "device_free": 16 * MIB,
     }  # fmt: skip
+
+
+def test_blocks_are_shown_on_the_stream_they_were_made_for() -> None:
+    """Made before a step's first event and freed at its end, where no stream is named."""
+    program = small_program()
+    edits = (
+        Edit(0, 0, (Inserted(EventKind.ALLOC, 9, 12 * MIB, stream=3),)),
+        Edit(1, 9, (Inserted(EventKind.FREE, 9),)),
+    )
+    program = replace(program, edits=edits, first_edits=edits)
+    snapshot = memory_snapshot(program, memory_of(program))
+    (trace,) = snapshot["device_traces"]
+    on_three = [entry for entry in trace if entry["stream"] == 3]
+    steps = ["alloc", "free_requested", "free_completed"]
+    assert [entry["action"] for entry in on_three] == ["segment_alloc", *steps * 3]
+    assert {(entry["addr"], entry["size"]) for entry in on_three} == {(on_three[0]["addr"], 12 * MIB)}
+    assert {entry["stream"] for entry in trace} == {0, 3}
+    assert [segment["stream"] for segment in snapshot["segments"] if segment["total_size"] == 12 * MIB] == [3]
+    full = memory_snapshot(program, memory_of(program, memory_bytes=30 * MIB))["device_traces"][0][-1]
+    assert (full["action"], full["size"], full["stream"]) == ("oom", 12 * MIB, 3)
 
 
 def test_torch_and_the_viewer_read_the_file(tmp_path: Path) -> None:

@@ -148,6 +148,35 @@ def test_streams_do_not_share_free_blocks() -> None:
     allocator.free(allocator.allocate(2 * MIB, stream=0))
     allocator.allocate(2 * MIB, stream=1)
     assert allocator.reserved_bytes == 40 * MIB
+    for stream in (1, 0, 1):
+        allocator.allocate(512, stream)
+    assert allocator.reserved_bytes == (40 + 2 + 2) * MIB
+    bought = [(event.bytes // MIB, event.stream) for event in allocator.segment_log]
+    assert bought == [(20, 0), (20, 1), (2, 1), (2, 0)]
+
+
+def test_block_freed_on_a_stream_serves_that_stream_only() -> None:
+    """Neither a lower address nor a closer fit makes up for the stream."""
+    allocator = CachingAllocator(place=placing(1 << 30, 2 << 30, 3 << 30, 4 << 30))
+    on_one, on_two = allocator.allocate(16 * MIB, stream=1), allocator.allocate(30 * MIB, stream=2)
+    allocator.free(on_one)
+    allocator.free(on_two)
+    assert allocator.allocate(16 * MIB, stream=2) == on_two
+    assert allocator.allocate(16 * MIB) == 3 << 30
+    assert allocator.allocate(16 * MIB, stream=1) == on_one
+    assert allocator.allocate(14 * MIB, stream=2) == on_two + 16 * MIB
+    assert allocator.reserved_bytes == (16 + 30 + 16) * MIB
+    assert [segment.stream for segment in allocator.segments()] == [1, 2, 0]
+
+
+def test_cut_blocks_return_to_the_stream_they_were_cut_for() -> None:
+    allocator = CachingAllocator(place=placing(1 << 30, (1 << 30) + 20 * MIB))
+    blocks = [allocator.allocate(5 * MIB, stream) for stream in (0, 0, 0, 0, 1, 1, 1, 1)]
+    for block in reversed(blocks):
+        allocator.free(block)
+    assert [(segment.stream, len(segment.blocks)) for segment in allocator.segments()] == [(0, 1), (1, 1)]
+    assert [allocator.allocate(20 * MIB, stream) for stream in (1, 0)] == [blocks[4], blocks[0]]
+    assert allocator.reserved_bytes == 40 * MIB
 
 
 def test_block_used_by_another_stream_stays_active_until_that_is_done() -> None:
@@ -191,6 +220,21 @@ def test_out_of_room_gives_cached_segments_back_and_tries_again() -> None:
     assert allocator.allocate(20 * MIB) == kept
 
 
+def test_full_device_takes_cached_segments_from_every_stream() -> None:
+    allocator = CachingAllocator(limit_bytes=64 * MIB)
+    allocator.allocate(512, stream=1)
+    for stream, size_mib in ((0, 20), (1, 24), (2, 16)):
+        allocator.free(allocator.allocate(size_mib * MIB, stream))
+    assert (allocator.reserved_bytes, allocator.retries) == (62 * MIB, 0)
+    allocator.allocate(50 * MIB, stream=2)
+    assert (allocator.reserved_bytes, allocator.retries) == (52 * MIB, 1)
+    given_back = [event for event in allocator.segment_log if event.action == "segment_free"]
+    assert sorted((event.stream, event.bytes // MIB) for event in given_back) == [(0, 20), (1, 24), (2, 16)]
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocator.allocate(14 * MIB, stream=3)
+    assert caught.value.stream == 3
+
+
 def test_released_room_is_bought_again_at_the_same_place() -> None:
     addresses = DeviceAddresses()
     addresses.place(DeviceAddresses.HOLE_BYTES)
@@ -206,14 +250,16 @@ sizes = st.one_of(
 scripts = st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 1), st.integers(0, 2**20)), max_size=60)
 
 
-def run_script(script: list, allocator: CachingAllocator) -> dict[int, int]:
-    """Allocate (True) or free the pick-th held block, deferred where the pick is odd; what is held at the end."""
-    held: dict[int, int] = {}
+def run_script(script: list, allocator: CachingAllocator) -> dict[int, tuple[int, int]]:
+    """Allocate (True) or free the pick-th held block, deferred where the pick is odd; what is held at the end: its bytes
+    and stream.
+    """
+    held: dict[int, tuple[int, int]] = {}
     for allocates, size, stream, pick in script:
         if allocates:
             address = allocator.allocate(size, stream)
             assert address not in held
-            held[address] = size
+            held[address] = size, stream
         elif held:
             address = sorted(held)[pick % len(held)]
             del held[address]
@@ -248,7 +294,7 @@ def test_blocks_cover_segments_without_overlap_and_bytes_are_conserved(script: l
             assert not (free_before and block.state == "inactive"), "free neighbours must have merged"
             free_before = block.state == "inactive"
             if block.state != "inactive":
-                active[block.address] = block.requested_bytes
+                active[block.address] = block.requested_bytes, segment.stream
                 assert block.bytes >= rounded_bytes(block.requested_bytes)
                 assert block.bytes - rounded_bytes(block.requested_bytes) <= (0 if segment.pool == "small" else MIB)
         assert end == segment.address + segment.bytes

@@ -192,10 +192,66 @@ def test_communicators_take_memory_from_the_allocator() -> None:
 
 
 def test_what_a_strategy_asks_for_lies_between_the_traces_own_requests() -> None:
-    own = Actions([4, 0, 8], [1, 1, 2], [5, 5, 5], [0, 2, 2])
-    edits = [Edit(0, 12, (Inserted(ALLOC, 7, 16), Inserted(EventKind.OP, 3))), Edit(0, 13, (Inserted(FREE, 7),))]
-    assert with_inserted(own, edits, 10) == Actions([4, 16, 0, 8, 0], [1, 7, 1, 2, 7], [5, 3, 5, 5, 3], [0, 1, 2, 2, 2])
+    own = Actions([4, 0, 8], [1, 1, 2], [5, 5, 5], [0, 2, 2], [0, 0, 0])
+    made = (Inserted(ALLOC, 7, 16, stream=2), Inserted(EventKind.OP, 3))
+    assert with_inserted(own, [Edit(0, 12, made), Edit(0, 13, (Inserted(FREE, 7),))], 10) == Actions(
+        [4, 16, 0, 8, 0], [1, 7, 1, 2, 7], [5, 3, 5, 5, 3], [0, 1, 2, 2, 2], [0, 2, 0, 0, 0]
+    )
     assert with_inserted(own, [Edit(0, 12, (Inserted(EventKind.OP, 3),))], 10) is own
+
+
+def gathering_program(stream: int) -> Program:
+    """Two layers of 12 MiB of activations; before each, 16 and then 14 MiB are gathered on that stream and copied into
+    16 MiB of parameters, which its end gives up.
+    """
+    layers = [[(OP, 0, -1), (ALLOC, activation, 12 * MIB), (FREE, activation, 0)] for activation in (5, 6)]
+    step = step_events(forward(*layers[0], *layers[1]))
+
+    def gathered(size_bytes: int) -> tuple[Inserted, ...]:
+        made = (Inserted(ALLOC, 90, size_bytes, stream=stream), Inserted(ALLOC, 91, 16 * MIB))
+        return (*made, Inserted(FREE, 90))
+
+    given_up = Inserted(FREE, 91)
+    edits = (Edit(0, 0, gathered(16 * MIB)), Edit(0, 3, (given_up, *gathered(14 * MIB))), Edit(0, 6, (given_up,)))
+    return replace(program_of(step, step), edits=edits, first_edits=edits)
+
+
+def test_blocks_of_another_stream_are_its_own() -> None:
+    """On one stream the activation fits into what was gathered; on two the second layer finds only its stream's."""
+    together, apart = (simulate_memory(gathering_program(stream), profile_of()) for stream in (0, 1))
+    assert together.peak_reserved_bytes == (16 + 16) * MIB
+    assert apart.peak_reserved_bytes == (16 + 16 + 12) * MIB
+    held = [n * MIB for n in (0, 16, 32, 16, 28, 16, 0, 14, 30, 16, 28, 16, 0)]
+    assert together.allocated_bytes.tolist() == apart.allocated_bytes.tolist() == held
+    steady = apart.history[-1][1]
+    assert steady.stream.tolist() == [1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    gathered = steady.address[steady.stream == 1]
+    assert gathered[0] == gathered[1]
+    assert gathered[0] not in steady.address[(steady.stream == 0) & (steady.request_bytes > 0)]
+
+
+def test_what_comes_before_a_steps_first_event_belongs_to_that() -> None:
+    program = gathering_program(1)
+    timeline = simulate_memory(program, profile_of())
+    assert program.instructions.event[timeline.event[1:]].tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 4, 5, 5]
+
+
+def test_device_full_of_another_streams_blocks_takes_them_back() -> None:
+    timeline = simulate_memory(gathering_program(1), profile_of(memory_bytes=40 * MIB))
+    assert timeline.fits
+    assert timeline.retries > 0
+    assert timeline.peak_reserved_bytes <= 40 * MIB
+
+
+def test_strategy_frees_what_the_trace_made_before_the_trace_does() -> None:
+    events = [(OP, 0, -1), (ALLOC, 5, 4 * MIB), (OP, 0, -1), (ALLOC, 6, 4 * MIB), (FREE, 5, 0), (FREE, 6, 0)]
+    step = step_events(forward(*events))
+    early = (Edit(0, 2, (Inserted(FREE, 5, holds=StorageKind.TEMPORARY),)),)
+    timeline = simulate_memory(replace(program_of(step, step), edits=early, first_edits=early), profile_of())
+    assert timeline.allocated_bytes.tolist() == [n * MIB for n in (0, 4, 0, 4, 4, 0)]
+    assert timeline.kind_bytes[StorageKind.TEMPORARY].tolist() == timeline.allocated_bytes.tolist()
+    made = timeline.history[-1][1]
+    assert made.address[0] == made.address[2]
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 7])
