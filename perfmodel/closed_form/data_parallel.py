@@ -54,7 +54,7 @@ class BucketPipeline(NamedTuple):
 
 @cache
 def symbols() -> Symbols:
-    """The symbols of all formulas."""
+    """The symbols of the formulas of this module."""
     import sympy
 
     return Symbols(*(sympy.Symbol(name, positive=True) for name in Symbols._fields))

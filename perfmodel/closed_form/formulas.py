@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from perfmodel.closed_form.data_parallel import expressions, symbols
+from perfmodel.closed_form import data_parallel, sharding
+from perfmodel.closed_form.rows import ROWS, Row
 from perfmodel.errors import PerfModelError, did_you_mean
 
 
@@ -61,187 +62,20 @@ QUANTITIES = (
     Quantity("i", "bucket", "1", "which bucket, 1 is reduced first"),
     Quantity("P", "parameters", "1", "number of parameters, as many gradients"),
     Quantity("M", "memory_bytes_per_s", "bytes/s", "the device's memory bandwidth"),
-)
-
-
-class _Row(NamedTuple):
-    """A :class:`Formula` without what sympy knows."""
-
-    name: str
-    gives: str
-    unit: str
-    derivation: str
-    assumptions: tuple[str, ...]
-    source: str
-
-
-_LINEAR = "an all-reduce of S bytes takes alpha + S / B"
-_PIPELINE = (
-    _LINEAR,
-    "equal buckets, reduced one after another, each as soon as its gradients are ready",
-    "n is continuous: try the whole numbers on both sides; it cannot exceed the number of parameters",
-    "computing and reducing do not slow each other, and the host keeps up",
-    "copies into and out of buckets are not counted (4 G / M in all)",
-)
-_MATCHED = (*_PIPELINE, "T_b = G / B: computing a bucket's gradients takes as long as sending them")
-_AFTER = (_LINEAR, "nothing else runs while gradients are reduced")
-_OURS = "derived in perfmodel/closed_form/data_parallel.py"
-_REDUCER = f"{_OURS}; order of reductions: torch/csrc/distributed/c10d/reducer.cpp"
-
-_ROWS = (
-    _Row(
-        "ddp_overhead_s",
-        "what DDP adds to a step whose backward takes as long as sending its gradients",
-        "s",
-        "ddp_exposed_communication_bound_s with T_b = G / B: the last bucket, and the cost of every call",
-        _MATCHED,
-        _REDUCER,
-    ),
-    _Row(
-        "ddp_overhead_best_bucket_bytes",
-        "bucket size at which ddp_overhead_s is least",
-        "bytes",
-        "G / n where d ddp_overhead_s / dn = 0; the second derivative, 2 G / (B n^3), is positive",
-        _MATCHED,
-        _OURS,
-    ),
-    _Row(
-        "ddp_overhead_best_buckets",
-        "number of buckets at which ddp_overhead_s is least",
-        "1",
-        "d ddp_overhead_s / dn = 0",
-        _MATCHED,
-        _OURS,
-    ),
-    _Row(
-        "ddp_bucket_end_s",
-        "when the last reduction would end were they busy without pause from bucket i on",
-        "s",
-        "bucket i is ready at i T_b / n; n - i + 1 reductions of alpha + G / (n B) follow",
-        _PIPELINE,
-        _REDUCER,
-    ),
-    _Row(
-        "ddp_exposed_s",
-        "communication that backward does not hide",
-        "s",
-        "the largest ddp_bucket_end_s over i, less T_b; it is linear in i, so i = 1 or i = n",
-        _PIPELINE,
-        _REDUCER,
-    ),
-    _Row(
-        "ddp_exposed_by_bucket_bytes_s",
-        "ddp_exposed_s as a function of the size of a bucket",
-        "s",
-        "ddp_exposed_s with n = G / b",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_exposed_communication_bound_s",
-        "ddp_exposed_s where reductions never wait for gradients",
-        "s",
-        "ddp_bucket_end_s of i = 1, less T_b; holds where n >= ddp_boundary_buckets",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_exposed_compute_bound_s",
-        "ddp_exposed_s where reductions always wait for gradients: the last bucket",
-        "s",
-        "ddp_bucket_end_s of i = n, less T_b; holds where n <= ddp_boundary_buckets",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_boundary_buckets",
-        "buckets up to which a step is compute-bound, and past which it is communication-bound",
-        "1",
-        "alpha + G / (n B) = T_b / n; below 1 the step is communication-bound with any number",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_best_buckets",
-        "number of buckets at which ddp_exposed_s is least",
-        "1",
-        "compute-bound it falls with n; communication-bound it falls up to sqrt(T_b / alpha), then rises: the "
-        "later of the boundary and that, and at least 1",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_best_bucket_bytes",
-        "bucket size at which ddp_exposed_s is least",
-        "bytes",
-        "G / ddp_best_buckets",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_best_bucket_bytes_communication_bound",
-        "bucket size that exposes least where T_b - G / B <= sqrt(alpha T_b): more calls against an earlier start",
-        "bytes",
-        "G / n where d ddp_exposed_communication_bound_s / dn = 0, at n = sqrt(T_b / alpha)",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_best_bucket_bytes_compute_bound",
-        "bucket size that exposes least where T_b - G / B >= sqrt(alpha T_b): the least with which the wire keeps up",
-        "bytes",
-        "G / ddp_boundary_buckets",
-        (*_PIPELINE, "T_b > G / B"),
-        _OURS,
-    ),
-    _Row(
-        "ddp_least_exposed_communication_bound_s",
-        "ddp_exposed_s with buckets of ddp_best_bucket_bytes_communication_bound",
-        "s",
-        "ddp_exposed_communication_bound_s at n = sqrt(T_b / alpha)",
-        _PIPELINE,
-        _OURS,
-    ),
-    _Row(
-        "ddp_least_exposed_compute_bound_s",
-        "ddp_exposed_s with buckets of ddp_best_bucket_bytes_compute_bound",
-        "s",
-        "ddp_exposed_compute_bound_s at n = ddp_boundary_buckets",
-        (*_PIPELINE, "T_b > G / B"),
-        _OURS,
-    ),
-    _Row(
-        "naive_overhead_s",
-        "what an all-reduce of each gradient after backward adds to a step",
-        "s",
-        "P calls and all bytes, one after another",
-        _AFTER,
-        _OURS,
-    ),
-    _Row(
-        "flat_overhead_s",
-        "what one all-reduce of the flattened gradients after backward adds to a step",
-        "s",
-        "one call and all bytes; gradients are read and written into the buffer and again out of it",
-        (*_AFTER, "copies run at the memory's bandwidth"),
-        _OURS,
-    ),
-    _Row(
-        "overlap_exposed_s",
-        "what an all-reduce a parameter, as soon as its gradient is ready, adds to a step",
-        "s",
-        "ddp_exposed_s with n = P",
-        (*_PIPELINE, "parameters of equal size"),
-        _OURS,
-    ),
+    Quantity("W", "parameter_bytes", "bytes", "parameters of the whole model"),
+    Quantity("W_r", "root_parameter_bytes", "bytes", "those of W in no block: what fully_shard's root holds"),
+    Quantity("K", "optimizer_state_bytes", "bytes", "optimizer states of the whole model: of AdamW 2 W"),
+    Quantity("N", "ranks", "1", "number of data-parallel ranks"),
+    Quantity("R", "replicas", "1", "copies of the sharded model, of N / R ranks each"),
+    Quantity("A", "micro_batches", "1", "micro-batches a step"),
 )
 
 
 @cache
 def formulas() -> tuple[Formula, ...]:
     """Every formula, derived when first asked for. ``perfmodel formula`` lists them."""
-    found = expressions()
-    return tuple(_formula(row, found[row.name]) for row in _ROWS)
+    found = data_parallel.expressions() | sharding.expressions()
+    return tuple(_formula(row, found[row.name]) for row in ROWS)
 
 
 def find_formula(name: str) -> Formula:
@@ -286,7 +120,10 @@ def _compiled(name: str) -> Callable[..., Any]:
 
     formula = find_formula(name)
     arguments = [sympy.Symbol(quantity.name, positive=True) for quantity in formula.quantities]
-    renamed = {getattr(symbols(), each.symbol): new for each, new in zip(formula.quantities, arguments, strict=True)}
+    renamed = {
+        sympy.Symbol(quantity.symbol, positive=True): argument
+        for quantity, argument in zip(formula.quantities, arguments, strict=True)
+    }
 
     def largest(*terms: Any) -> Any:  # sympy's own choice, numpy.amax of a list, refuses numbers beside arrays
         found = terms[0]
@@ -338,7 +175,7 @@ def _whole(formula: Formula) -> str:
     return "\n".join(lines)
 
 
-def _formula(row: _Row, expression: Any) -> Formula:
+def _formula(row: Row, expression: Any) -> Formula:
     free = {symbol.name for symbol in expression.free_symbols}
     quantities = tuple(each for each in QUANTITIES if each.symbol in free)
     return Formula(row.name, row.gives, row.unit, quantities, expression, row.derivation, row.assumptions, row.source)

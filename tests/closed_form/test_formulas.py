@@ -20,6 +20,12 @@ VALUES = {
     "bucket": 3.0,
     "parameters": 40.0,
     "memory_bytes_per_s": 3e12,
+    "parameter_bytes": 5e8,
+    "root_parameter_bytes": 7e7,
+    "optimizer_state_bytes": 1.1e9,
+    "ranks": 16.0,
+    "replicas": 2.0,
+    "micro_batches": 3.0,
 }
 # powers of (second, byte)
 DIMENSIONS = {"s": (1, 0), "bytes": (0, 1), "bytes/s": (-1, 1), "1": (0, 0)}
