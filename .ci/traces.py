@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from perfmodel.program.ranks import optimizer_shares
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import load_scenario
+from perfmodel.workload.trace.optimizer import trace_optimizer
 from perfmodel.workload.trace.session import trace_step
 from perfmodel.workload.trace_file import save_trace
-from perfmodel.workload.trace_store import SHIPPED, trace_name
+from perfmodel.workload.trace_store import SHIPPED, get_trace, optimizer_trace_name, trace_name
 from validate import cases
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +37,12 @@ def main() -> None:
             save_trace(trace_step(scenario), target)
             written.add(target)
             print(f"{name}: {target.name}, {target.stat().st_size} bytes")
+        for tensors, _ in optimizer_shares(scenario, get_trace(scenario)):
+            share = SHIPPED / f"{optimizer_trace_name(scenario, tensors)}.json.gz"
+            if share not in written:
+                save_trace(trace_optimizer(scenario, tensors), share)
+                written.add(share)
+                print(f"{name}: {share.name}, {share.stat().st_size} bytes")
     for path in set(SHIPPED.glob("*.json.gz")) - written:
         path.unlink()
         print(f"removed {path.name}")

@@ -188,9 +188,13 @@ def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost
 def _kernel_uses(
     timeline: Timeline, program: Program, costs: list[KernelCost], scenario: Scenario
 ) -> tuple[KernelUse, ...]:
-    """Distinct operators of the step, largest first; their totals add up to the time that the device is busy."""
-    counts = np.bincount(timeline.operation, minlength=len(costs))
-    totals_s = np.bincount(timeline.operation, weights=timeline.end_s - timeline.start_s, minlength=len(costs))
+    """Distinct operators of the step, largest first; their totals add up to the time that the device is busy, and that
+    of what runs beside the compute stream.
+    """
+    operation = np.array([*timeline.operation, *(each.operation for each in timeline.side)], dtype=np.int64)
+    lasts_s = np.array([*(timeline.end_s - timeline.start_s), *(each.end_s - each.start_s for each in timeline.side)])
+    counts = np.bincount(operation, minlength=len(costs))
+    totals_s = np.bincount(operation, weights=lasts_s, minlength=len(costs))
     uses = [
         KernelUse(kernel_key(program.operations[i], scenario.matmul_tf32), costs[i], int(counts[i]), float(totals_s[i]))
         for i in np.flatnonzero(counts).tolist()

@@ -6,10 +6,9 @@ from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.scenario import ParallelismSection, Scenario
+from perfmodel.workload.scenario import FsdpSection, ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
-PREDICTED = ("none", "naive", "flat", "overlap", "ddp", "zero1")
 LARGEST_NODE = 72  # GPUs that NVLink joins in what is built today
 # Settings of some strategies only, and their strategies.
 OF_STRATEGIES = {
@@ -38,11 +37,6 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
             f"gradient_accumulation={scenario.training.gradient_accumulation}): torch then leaves out micro-batches."
             " Leave one out."
         )
-    if section.strategy not in PREDICTED:
-        raise PerfModelError(
-            f"parallelism.strategy must be one of {', '.join(PREDICTED)} in this version (got {section.strategy})."
-            " Choose one of them."
-        )
     if section.dp != scenario.hardware.gpus:
         raise PerfModelError(
             f"parallelism.dp must be hardware.gpus (got dp={section.dp}, gpus={scenario.hardware.gpus})."
@@ -50,12 +44,14 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         )
     if section.dp > 1 and section.strategy == "none":
         raise PerfModelError(
-            f"parallelism.strategy must say how {section.dp} ranks work together (got none). Use ddp, or one of "
-            f"{', '.join(PREDICTED[1:])}."
+            f"parallelism.strategy must say how {section.dp} ranks work together (got none). Use ddp, or another that "
+            "`perfmodel schema` lists."
         )
     _check_settings(section)
     if section.strategy == "zero1":
         _check_zero1(scenario)
+    if section.strategy in ("zero2", "zero3"):
+        _check_fsdp(scenario)
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
     _check_nodes(scenario, profile)
@@ -82,6 +78,29 @@ def _check_zero1(scenario: Scenario) -> None:
         raise PerfModelError(
             "precision must not be amp-fp16 with strategy zero1 in this version (got amp-fp16): its gradient scaler "
             "works on all gradients and the optimizer on a share. Use amp-bf16."
+        )
+
+
+def _check_fsdp(scenario: Scenario) -> None:
+    """What fully_shard can do and this version cannot predict."""
+    section = scenario.parallelism.fsdp or FsdpSection()
+    plain = FsdpSection(wrap=section.wrap, reshard_after_forward=section.reshard_after_forward)
+    for name in FsdpSection.model_fields:
+        given = getattr(section, name)
+        if given != getattr(plain, name) or (name == "reshard_after_forward" and type(given) is int):
+            raise PerfModelError(
+                f"parallelism.fsdp.{name} must be left out in this version (got {given}). What torch does by "
+                "default is predicted."
+            )
+    if scenario.optimizer.max_grad_norm is not None:
+        raise PerfModelError(
+            f"optimizer.max_grad_norm must be left out with strategy {scenario.parallelism.strategy} in this version "
+            f"(got {scenario.optimizer.max_grad_norm}): the norm of shards is not predicted. Leave it out."
+        )
+    if scenario.precision == "amp-fp16":
+        raise PerfModelError(
+            f"precision must not be amp-fp16 with strategy {scenario.parallelism.strategy} in this version (got "
+            "amp-fp16). Use amp-bf16."
         )
 
 

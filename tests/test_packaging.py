@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.program.ranks import optimizer_shares
 from perfmodel.workload.scenario_file import load_scenario
-from perfmodel.workload.trace_store import SHIPPED, find_trace, trace_name
+from perfmodel.workload.trace_file import load_trace
+from perfmodel.workload.trace_store import SHIPPED, find_trace, optimizer_trace_name, trace_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -61,3 +63,7 @@ def test_scenarios_need_no_torch(path: Path) -> None:
     trace = find_trace(trace_name(load_scenario(path)))
     assert trace is not None
     assert trace.parent == SHIPPED
+    for tensors, _ in optimizer_shares(load_scenario(path), load_trace(trace)):
+        share = find_trace(optimizer_trace_name(load_scenario(path), tensors))
+        assert share is not None
+        assert share.parent == SHIPPED

@@ -21,7 +21,14 @@ def asked(**parallelism: object) -> Scenario:
         ({"strategy": "ddp", "zero1_form": "broadcast"}, "parallelism.zero1_form must be left out with strategy ddp"),
         ({"strategy": "flat", "bucket_cap_mb": 5.0}, r"left out with strategy flat \(got 5.0\). It belongs to ddp and"),
         ({"strategy": "zero1", "fsdp": {}}, "parallelism.fsdp must be left out with strategy zero1"),
-        ({"strategy": "zero3"}, "strategy must be one of"),
+        ({"strategy": "none"}, "parallelism.strategy must say how 2 ranks work together"),
+        ({"strategy": "zero3", "fsdp": {"replicate": 2}}, r"fsdp.replicate must be left out in this version \(got 2\)"),
+        ({"strategy": "zero3", "fsdp": {"offload": True}}, "fsdp.offload must be left out"),
+        ({"strategy": "zero2", "fsdp": {"reshard_after_forward": 2}}, "fsdp.reshard_after_forward must be left out"),
+        (
+            {"strategy": "zero2", "fsdp": {"mixed_precision": {"param": "bf16"}}},
+            "fsdp.mixed_precision must be left out",
+        ),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(changes: dict[str, object], sentence: str) -> None:
@@ -29,18 +36,21 @@ def test_settings_that_would_do_nothing_are_refused(changes: dict[str, object], 
         predict(asked(**changes), wired())
 
 
-def test_zero1_has_no_gradient_scaler() -> None:
-    with pytest.raises(PerfModelError, match="precision must not be amp-fp16 with strategy zero1"):
-        predict(asked(strategy="zero1").model_copy(update={"precision": "amp-fp16"}), wired())
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_sharded_optimizers_have_no_gradient_scaler(strategy: str) -> None:
+    with pytest.raises(PerfModelError, match=f"precision must not be amp-fp16 with strategy {strategy}"):
+        predict(asked(strategy=strategy).model_copy(update={"precision": "amp-fp16"}), wired())
 
 
-def test_clipping_of_flat_shards_is_refused() -> None:
-    clipped = {
-        "optimizer": {"max_grad_norm": 1.0},
-        "parallelism": {"strategy": "zero1", "zero1_form": "reduce-scatter"},
-    }
-    whole = asked().model_dump(mode="json")
-    whole["parallelism"] |= clipped["parallelism"]
-    whole["optimizer"] |= clipped["optimizer"]
-    with pytest.raises(PerfModelError, match="max_grad_norm must be left out with zero1_form reduce-scatter"):
-        predict(Scenario.model_validate(whole), wired())
+@pytest.mark.parametrize(
+    ("parallelism", "sentence"),
+    [
+        ({"strategy": "zero1", "zero1_form": "reduce-scatter"}, "left out with zero1_form reduce-scatter"),
+        ({"strategy": "zero2"}, "left out with strategy zero2"),
+    ],
+)
+def test_clipping_of_shards_is_refused(parallelism: dict[str, object], sentence: str) -> None:
+    whole = asked(**parallelism)
+    optimizer = whole.optimizer.model_copy(update={"max_grad_norm": 1.0})
+    with pytest.raises(PerfModelError, match=f"max_grad_norm must be {sentence}"):
+        predict(whole.model_copy(update={"optimizer": optimizer}), wired())

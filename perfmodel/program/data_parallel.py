@@ -7,6 +7,7 @@ Every rank runs its program on its own samples; gradients are averaged once a st
     overlap   an all-reduce of each gradient as soon as it is ready, awaited after backward
     ddp       torch's DistributedDataParallel: buckets, copied into and out of, reduced as they fill
     zero1     ddp, with an optimizer that steps over a share of the parameters (:mod:`perfmodel.program.zero1`)
+    zero2, 3  torch's fully_shard: parameters, gradients and states in parts (:mod:`perfmodel.program.fsdp`)
 
 A synchronous collective runs on the compute stream, an asynchronous one on its communicator's own, which first waits
 for the compute stream. NCCL averages while it reduces, so no division follows; DDP divides as it copies in.
@@ -20,6 +21,7 @@ from collections.abc import Callable
 
 from perfmodel.program.ddp import ddp
 from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector
+from perfmodel.program.fsdp import fsdp
 from perfmodel.program.program import WAIT, Inserted, Program, single_device_program
 from perfmodel.program.zero1 import zero1
 from perfmodel.workload.ops import Operation
@@ -88,4 +90,6 @@ _FORMS: dict[str, Callable[[Editor, Scenario], Program]] = {
     "overlap": _overlap,
     "ddp": ddp,
     "zero1": zero1,
+    "zero2": fsdp,
+    "zero3": fsdp,
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, PhaseRun, Program
+from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Collective, Edit, Inserted, PhaseRun, Program
 from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
@@ -33,13 +33,13 @@ class Editor:
         """Index of the last such phase among the runs."""
         return max(index for index, run in enumerate(self.program.runs) if run.phase == phase)
 
-    def launch(self, operation: Operation, call: str, share: float = 1.0) -> Inserted:
+    def launch(self, operation: Operation, call: str, share: float = 1.0, stream: int = COMPUTE) -> Inserted:
         number = self._operations.setdefault(operation, len(self._operations))
-        return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, call=call, share=share)
+        return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, stream, call, share)
 
-    def blocking(self, kind: str, tensor: TensorSpec) -> Inserted:
-        """A synchronous collective, on the compute stream. tensor: what its size is that of."""
-        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind), call=kind)
+    def blocking(self, kind: str, tensor: TensorSpec, stream: int = COMPUTE) -> Inserted:
+        """A synchronous collective, which runs on the stream it is called on. tensor: what its size is that of."""
+        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind), stream=stream, call=kind)
 
     def beside(
         self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
@@ -47,7 +47,7 @@ class Editor:
         """Asynchronous, on the communicator's stream after what the compute stream was given so far; and the mark of
         its end.
         """
-        before, after = self._mark(), self._mark()
+        before, after = self.mark(), self.mark()
         rows = (
             Inserted(RECORD, before),
             Inserted(WAIT, before, stream=COMMUNICATION),
@@ -60,7 +60,8 @@ class Editor:
         collective = Collective(kind, dtype, size_bytes, self.ranks)
         return self._collectives.setdefault(collective, len(self._collectives))
 
-    def _mark(self) -> int:
+    def mark(self) -> int:
+        """A new one."""
         self._marks += 1
         return self._marks - 1
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.fsdp import shard_of as fsdp_shard
 from perfmodel.program.program import Program
 from perfmodel.program.zero1 import by_dtype, owned_by_rank, shard_of
 from perfmodel.workload.ops import TensorSpec
@@ -13,6 +16,8 @@ from perfmodel.workload.optimizer_share import with_optimizer
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 from perfmodel.workload.trace_store import get_optimizer_trace, get_trace
+
+SHARDED = ("zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,14 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
     Raises
     ------
     PerfModelError
-        If a trace is not at hand and cannot be made, or zero1 is asked for parameters of several dtypes.
+        If a trace is not at hand and cannot be made, or ranks cannot share the parameters so.
     """
     trace = get_trace(scenario, allow_import)
-    section = scenario.parallelism
-    if section.strategy != "zero1" or section.dp == 1:
-        return (RankProgram(tuple(range(section.dp)), data_parallel_program(scenario, trace)),)
+    shares = optimizer_shares(scenario, trace)
+    if not shares:
+        return (RankProgram(tuple(range(scenario.parallelism.dp)), data_parallel_program(scenario, trace)),)
     alike: dict[tuple[TensorSpec, ...], tuple[tuple[int | None, ...], list[int]]] = {}
-    for rank, (tensors, owners) in enumerate(_shares(scenario, trace)):
+    for rank, (tensors, owners) in enumerate(shares):
         alike.setdefault(tensors, (owners, []))[1].append(rank)
     found = []
     for tensors, (owners, ranks) in alike.items():
@@ -45,14 +50,46 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
     return tuple(found)
 
 
-def _shares(scenario: Scenario, trace: Trace) -> list[tuple[tuple[TensorSpec, ...], tuple[int | None, ...]]]:
-    """What each rank's optimizer steps over, and which parameters these are: None for parts of a flat buffer."""
-    tensors, ranks = [parameter.tensor for parameter in trace.parameters], scenario.parallelism.dp
-    if scenario.parallelism.zero1_form == "reduce-scatter":
-        shards = tuple(shard_of([tensors[index] for index in indices], ranks) for indices in by_dtype(trace))
-        return [(shards, (None,) * len(shards))] * ranks
-    _check_dtypes(trace)
-    return [(tuple(tensors[index] for index in owned), owned) for owned in owned_by_rank(tensors, ranks)]
+class Share(NamedTuple):
+    """What a rank's optimizer steps over. owners: which parameters these are, None for parts of parameters."""
+
+    tensors: tuple[TensorSpec, ...]
+    owners: tuple[int | None, ...]
+
+
+def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
+    """Of each rank; empty where all step over the parameters themselves. Frozen parameters are in no share.
+
+    Raises
+    ------
+    PerfModelError
+        If zero1 is asked for parameters of several dtypes, or a rank is left with nothing.
+    """
+    strategy, ranks = scenario.parallelism.strategy, scenario.parallelism.dp
+    if strategy not in SHARDED or ranks == 1:
+        return []
+    tensors = [parameter.tensor for parameter in trace.parameters]
+    trained = [index for index, parameter in enumerate(trace.parameters) if parameter.requires_grad]
+    if strategy != "zero1":
+        shares = [_parts([fsdp_shard(tensors[index], ranks, rank) for index in trained]) for rank in range(ranks)]
+    elif scenario.parallelism.zero1_form == "reduce-scatter":
+        shares = [_parts([shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)])] * ranks
+    else:
+        _check_dtypes(trace)
+        dealt = [[index for index in owned if index in trained] for owned in owned_by_rank(tensors, ranks)]
+        shares = [Share(tuple(tensors[index] for index in owned), tuple(owned)) for owned in dealt]
+    if not all(share.tensors for share in shares):
+        raise PerfModelError(
+            f"parallelism.dp must leave every rank a part of the parameters with strategy {strategy} (got {ranks}, "
+            "which is too many for this model). Use fewer."
+        )
+    return shares
+
+
+def _parts(parts: Sequence[TensorSpec]) -> Share:
+    """Those of which the rank has no row cost nothing."""
+    held = tuple(part for part in parts if part.numel)
+    return Share(held, (None,) * len(held))
 
 
 def _check_dtypes(trace: Trace) -> None:

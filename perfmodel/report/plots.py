@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.program.program import COMPUTE
 from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure
 from perfmodel.report.operators import seconds_by_kind, use_by_operation
 from perfmodel.report.text import LEAST_SHARE, describe, parts_of
@@ -66,11 +67,15 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
             _bars(ax, row, timeline.start_s[chosen], timeline.end_s[chosen], colour)
     for stream in sorted({each.stream for each in timeline.communications}):
         bars = np.array([(each.start_s, each.end_s) for each in timeline.communications if each.stream == stream])
-        if stream == 0:
+        if stream == COMPUTE:
             _bars(ax, 0, bars[:, 0], bars[:, 1], WIRE_COLOUR)
         else:
             _bars(ax, len(rows), bars[:, 0], bars[:, 1], WIRE_COLOUR)
-            rows.append("communication")
+            rows.append(_wire_row(prediction, stream))
+    if timeline.side:
+        bars = np.array([(each.start_s, each.end_s) for each in timeline.side])
+        _bars(ax, len(rows), bars[:, 0], bars[:, 1], OTHER_COLOUR, edge=0.8)
+        rows.append("copies beside")
     if on_device:
         _bars(ax, len(rows), timeline.host_start_s, timeline.issue_s, "#555555")
         rows.append("host")
@@ -87,9 +92,19 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _bars(ax: Axes, row: int, start_s: np.ndarray, end_s: np.ndarray, colour: str) -> None:
+def _wire_row(prediction: Prediction, stream: int) -> str:
+    """What runs on this stream, if only one kind of collective does and another stream has others."""
+    kinds: dict[int, set[str]] = {}
+    for each in prediction.timeline.communications:
+        kinds.setdefault(each.stream, set()).add(prediction.program.collectives[each.collective].kind)
+    own, several = kinds[stream], len(kinds.keys() - {COMPUTE}) > 1
+    return _words(next(iter(own))) if several and len(own) == 1 else "communication"
+
+
+def _bars(ax: Axes, row: int, start_s: np.ndarray, end_s: np.ndarray, colour: str, edge: float = 0.0) -> None:
+    """edge: points, for what would be narrower than a pixel."""
     spans = list(zip((start_s / MS).tolist(), ((end_s - start_s) / MS).tolist(), strict=True))
-    ax.broken_barh(spans, (row - 0.35, 0.7), facecolors=colour, linewidth=0)
+    ax.broken_barh(spans, (row - 0.35, 0.7), facecolors=colour, edgecolors=colour, linewidth=edge)
 
 
 def _phase_row(ax: Axes, row: int, prediction: Prediction) -> None:
@@ -279,6 +294,8 @@ def _host_time_s(prediction: Prediction, memory: MemoryTimeline) -> np.ndarray:
     """When the host came by each sample: between the launches around it."""
     timeline, columns = prediction.timeline, prediction.program.instructions
     launched = columns.launches[np.isin(columns.a[columns.launches], np.unique(timeline.operation))]
+    if timeline.side:
+        launched = launched[columns.stream[launched] == COMPUTE]
     end_s = timeline.host_spans[-1].end_s if timeline.host_spans else 0.0
     positions = np.concatenate([[0], launched, [len(columns.kind)]])
     times_s = np.concatenate([[0.0], timeline.issue_s, [end_s]])

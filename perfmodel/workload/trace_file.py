@@ -20,7 +20,8 @@ from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, enco
 
 # Format history
 # 1  first
-TRACE_VERSION = 1
+# 2  where the backward of repeated blocks begins and ends
+TRACE_VERSION = 2
 
 
 class EventKind(IntEnum):
@@ -36,6 +37,9 @@ class EventKind(IntEnum):
     CALL_EXIT     a: index into calls               b: 0
     NODE          a: index into nodes               b: 0. The autograd engine starts this node; its OPs follow
     GRAD_READY    a: index into parameters          b: 0. The parameter's gradient is accumulated
+    BLOCK_ENTER   a: index into modules             b: 0. The gradient of an output of a repeated block, or of the
+                                                    whole model, is complete
+    BLOCK_EXIT    a: index into modules             b: 0. That of an input is
     """
 
     OP = 0
@@ -48,6 +52,8 @@ class EventKind(IntEnum):
     CALL_EXIT = 7
     NODE = 8
     GRAD_READY = 9
+    BLOCK_ENTER = 10
+    BLOCK_EXIT = 11
 
 
 class StorageKind(IntEnum):
@@ -217,13 +223,14 @@ def load_trace(path: Path) -> Trace:
     Raises
     ------
     PerfModelError
-        If the file is unreadable, truncated, or of a newer version.
+        If the file is unreadable, truncated, or of another version: traces are made again, not upgraded.
     """
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError, gzip.BadGzipFile) as error:
         raise PerfModelError(f"{path}: must be a whole gzip JSON trace ({error}). Delete it to trace again.") from error
-    check_version(path, data, TRACE_VERSION, "Delete it to trace again.")
+    if (version := check_version(path, data, TRACE_VERSION, "Delete it to trace again.")) < TRACE_VERSION:
+        raise PerfModelError(f"{path}: version must be {TRACE_VERSION} (got {version}). Delete it to trace again.")
     try:
         return Trace(
             workload=data["workload"],

@@ -6,7 +6,7 @@ Tensors live on the CPU and the process group is torch's fake one, so nothing is
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -41,6 +41,9 @@ class Variant:
     rank: int = 0
     replicas: int = 1
     blocks: int = 3
+    widening: int = 0  # so many rows more in each block than in the one before
+    tied: bool = False  # the head uses the embedding's weight
+    frozen: tuple[str, ...] = ()  # beginnings of names of parameters that take no gradient
     wrap_blocks: bool = True
     reshard_after_forward: bool | int | None = None
     param_dtype: torch.dtype | None = None
@@ -61,10 +64,10 @@ class Variant:
 class Block(nn.Module):
     """A residual block; neither of its dimensions divides by four, so weights and biases are padded."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: int) -> None:
         super().__init__()
-        self.up = nn.Linear(WIDTH, INNER)
-        self.down = nn.Linear(INNER, WIDTH)
+        self.up = nn.Linear(WIDTH, inner)
+        self.down = nn.Linear(inner, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.relu(self.up(x)))
@@ -73,12 +76,23 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, blocks, head."""
 
-    def __init__(self, blocks: int, checkpoint_blocks: bool) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        checkpoint_blocks: bool,
+        widening: int = 0,
+        tied: bool = False,
+        frozen: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(INNER + widening * index) for index in range(blocks))
         self.head = nn.Linear(WIDTH, VOCABULARY)
         self._checkpoint_blocks = checkpoint_blocks
+        if tied:
+            self.head.weight = self.embedding.weight
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(frozen)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -109,6 +123,7 @@ def _torch_reports(recorder: Recorder, variant: Variant) -> Iterator[None]:
         *((group, name, _within_group(recorder, getattr(group, name))) for name in hooks),
         (param_group.FSDPCommContext, "lazy_init", _naming_streams(param_group.FSDPCommContext.lazy_init)),
         (collectives, "_get_gradient_divide_factors", _reporting_reductions(recorder)),
+        (torch.accelerator, "current_stream", lambda: recorder.current),
         (fsdp_param, "alloc_storage", lambda tensor: recorder.resize(tensor, tensor.numel())),
         (fsdp_param, "free_storage", lambda tensor: recorder.resize(tensor, 0)),
     ]
@@ -239,7 +254,7 @@ def record_steps(variant: Variant, steps: int = 3) -> list[list[Record]]:
 
 
 def _sharded(variant: Variant, recorder: Recorder) -> nn.Module:
-    model = Model(variant.blocks, variant.checkpoint == "outside")
+    model = Model(variant.blocks, variant.checkpoint == "outside", variant.widening, variant.tied, variant.frozen)
     if variant.checkpoint == "inside":
         for index, block in enumerate(model.blocks):
             model.blocks[index] = checkpoint_wrapper(block)

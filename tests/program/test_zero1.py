@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.optim.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, WAIT
 from perfmodel.program.ranks import rank_programs
@@ -127,3 +128,9 @@ def test_gradients_are_given_up_as_they_are_reduced_and_shards_of_them_stay() ->
     assert before[StorageKind.OPTIMIZER_STATE] == 2 * rounded
     assert before[StorageKind.OPTIMIZER_STATE] < int(of_ddp.kind_bytes[StorageKind.OPTIMIZER_STATE][0]) / 3
     assert memory.steady.peak_allocated_bytes < of_ddp.steady.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_a_rank_that_is_left_with_nothing_is_refused(strategy: str) -> None:
+    with pytest.raises(PerfModelError, match=rf"a part of the parameters with strategy {strategy} \(got 4096"):
+        rank_programs(scenario(4096, strategy))

@@ -10,12 +10,15 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.api import predict
 from perfmodel.report.accuracy import Card
 from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
 from perfmodel.report.plots import plot_breakdown, plot_kinds, plot_memory, plot_roofline, plot_timeline, save_plots
 from perfmodel.simulate.memory import simulate_memory
+from perfmodel.workload.scenario import ParallelismSection
 from tests.report.synthetic import MIB, prediction, profile
 from tests.report.test_accuracy import CARD
+from tests.test_api import wired, with_ranks
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -38,6 +41,17 @@ def test_every_function_draws_on_the_axes_it_is_given() -> None:
 def test_timeline_rows() -> None:
     assert labels(plot_timeline(prediction())) == ["stream 0", "host", "phases"]
     assert labels(plot_timeline(prediction("cpu"))) == ["operators", "phases"]
+
+
+def test_streams_beside_the_compute_stream_have_rows_of_their_own() -> None:
+    curve = wired().interconnects["wires"].segments["all_reduce 4"]
+    wires = wired(segments={f"{kind} 4": curve for kind in ("all_reduce", "all_gather", "reduce_scatter")})
+    sharded = with_ranks(4).model_copy(update={"parallelism": ParallelismSection(dp=4, strategy="zero3")})
+    found = predict(sharded, wires)
+    rows = ["stream 0", "all gather", "reduce scatter", "copies beside", "host", "phases"]
+    assert labels(plot_timeline(found)) == rows
+    assert isinstance(plot_memory(found), Axes)
+    assert sum(use.count for use in found.kernels) == len(found.timeline.operation) + len(found.timeline.side)
 
 
 def test_timeline_reaches_the_end_of_the_step() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from perfmodel.workload.trace.illusion import CudaIllusion, illusion_kept, patched
 from perfmodel.workload.trace.memory import StorageLedger
 from perfmodel.workload.trace.recorder import Recorder
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.workload.trace_file import EventKind, StorageKind
 
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
@@ -31,6 +32,7 @@ def nodes_reported(recorder: Recorder, illusion: CudaIllusion) -> Iterator[None]
             with illusion_kept(illusion):
                 return run_engine(roots, *args, **kwargs)
         finally:
+            recorder.borders.clear()
             for handle in handles:
                 handle.remove()
 
@@ -52,7 +54,8 @@ def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
 
 def _watch(node: Any, recorder: Recorder) -> list[Any]:
     name = node.name()
-    handles = [node.register_prehook(lambda gradients: recorder.node_starts(name))]
+    borders = tuple(recorder.borders.get(node, ()))
+    handles = [node.register_prehook(lambda gradients: recorder.node_starts(name, borders))]
     if name != ACCUMULATE_GRAD:  # a second hook there would make it copy the gradient instead of taking it
         handles.append(node.register_hook(lambda made, given: recorder.node_ends()))
     return handles
@@ -99,6 +102,34 @@ def modules_reported(module: nn.Module, recorder: Recorder) -> Iterator[None]:
         nn.modules.module.register_module_forward_pre_hook(enter),
         nn.modules.module.register_module_forward_hook(leave, always_call=True),
     ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def blocks_reported(module: nn.Module, blocks: list[nn.Module], recorder: Recorder) -> Iterator[None]:
+    """Tell ``recorder`` in which nodes the backward of each block, or of the whole module, begins and has ended: those
+    that made its output and its inputs.
+    """
+    numbers = {part: index for index, (_, part) in enumerate(module.named_modules())}
+
+    def note(kind: EventKind, part: nn.Module, values: Any) -> None:
+        for value in tree_leaves(values):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                recorder.block_borders(value.grad_fn, kind, numbers[part])
+
+    handles = []
+    for block in blocks:
+        handles.append(
+            block.register_forward_pre_hook(
+                lambda part, args, named: note(EventKind.BLOCK_EXIT, part, (args, tuple(named.values()))),
+                with_kwargs=True,
+            )
+        )
+        handles.append(block.register_forward_hook(lambda part, args, made: note(EventKind.BLOCK_ENTER, part, made)))
     try:
         yield
     finally:

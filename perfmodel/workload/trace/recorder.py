@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._uses_by_one_owner: int | None = None
         self._node = -1
         self.is_dispatching = False
+        self.borders: dict[Any, list[tuple[EventKind, int]]] = {}
         self._reset()
 
     @property
@@ -160,9 +161,15 @@ class Recorder(TorchDispatchMode):
         self._module_stack.pop()
         self._emit(EventKind.MODULE_EXIT, index)
 
-    def node_starts(self, name: str) -> None:
+    def block_borders(self, node: Any, kind: EventKind, index: int) -> None:
+        """Where this node starts, the backward of a block begins (BLOCK_ENTER) or has ended (BLOCK_EXIT)."""
+        self.borders.setdefault(node, []).append((kind, index))
+
+    def node_starts(self, name: str, borders: Iterable[tuple[EventKind, int]] = ()) -> None:
         self._engine_accumulates = False
         if self.is_recording:
+            for kind, index in sorted(borders, key=lambda border: -border[0]):  # one block ends where another begins
+                self._emit(kind, index)
             self._node = self.nodes.add(name)
             self._emit(EventKind.NODE, self._node)
 

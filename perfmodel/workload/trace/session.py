@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfmodel.workload.models.build import build_module, make_inputs, replace_tensors
+from perfmodel.workload.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.workload.models.step import TrainingStep, make_optimizer
 from perfmodel.workload.scenario import workload_of
 from perfmodel.workload.trace.autocast import CudaAutocastPolicy
-from perfmodel.workload.trace.backward import gradients_reported, modules_reported, nodes_reported
+from perfmodel.workload.trace.backward import blocks_reported, gradients_reported, modules_reported, nodes_reported
 from perfmodel.workload.trace.bridges import cuda_composites
 from perfmodel.workload.trace.environment import cuda_autocast, cuda_defaults
 from perfmodel.workload.trace.illusion import CudaIllusion, devices_answered
@@ -79,6 +79,7 @@ def _trace(
     with ExitStack() as stack:
         stack.enter_context(modules_reported(module, recorder))
         stack.enter_context(nodes_reported(recorder, illusion))
+        stack.enter_context(blocks_reported(module, [module, *repeated_blocks(module, scenario)], recorder))
         stack.enter_context(gradients_reported(list(module.parameters()), recorder, ledger))
         recorder.learn_reference_counts()
         for _ in range(steps):
