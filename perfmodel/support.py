@@ -6,7 +6,7 @@ from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.scenario import FsdpSection, ParallelismSection, Scenario
+from perfmodel.workload.scenario import FsdpSection, MixedPrecisionSection, ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
 LARGEST_NODE = 72  # GPUs that NVLink joins in what is built today
@@ -84,7 +84,10 @@ def _check_zero1(scenario: Scenario) -> None:
 def _check_fsdp(scenario: Scenario) -> None:
     """What fully_shard can do and this version cannot predict."""
     section = scenario.parallelism.fsdp or FsdpSection()
-    plain = FsdpSection(wrap=section.wrap, reshard_after_forward=section.reshard_after_forward)
+    plain = section.model_copy(
+        update={"replicate": 1, "offload": False, "forward_prefetch": None, "backward_prefetch": None}
+    )
+    _check_policy(scenario, section.mixed_precision)
     for name in FsdpSection.model_fields:
         given = getattr(section, name)
         if given != getattr(plain, name) or (name == "reshard_after_forward" and type(given) is int):
@@ -101,6 +104,26 @@ def _check_fsdp(scenario: Scenario) -> None:
         raise PerfModelError(
             f"precision must not be amp-fp16 with strategy {scenario.parallelism.strategy} in this version (got "
             "amp-fp16). Use amp-bf16."
+        )
+
+
+def _check_policy(scenario: Scenario, policy: MixedPrecisionSection | None) -> None:
+    if policy is None:
+        return
+    if "fp16" in (policy.param, policy.reduce):
+        raise PerfModelError(
+            "parallelism.fsdp.mixed_precision must be fp32 or bf16 in this version (got fp16, which divides gradients "
+            "before and after they are reduced). Use bf16."
+        )
+    if scenario.precision != "fp32":
+        raise PerfModelError(
+            f"precision must be fp32 with parallelism.fsdp.mixed_precision (got {scenario.precision}): the policy says "
+            "what is computed in. Leave one out."
+        )
+    if scenario.training.gradient_accumulation > 1 and policy.reduce not in (None, policy.param or "fp32"):
+        raise PerfModelError(
+            "training.gradient_accumulation must be 1 where mixed_precision reduces in another dtype than it computes "
+            f"in, in this version (got {scenario.training.gradient_accumulation}). Leave mixed_precision.reduce out."
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario import Scenario, TrainingSection
 from tests.test_api import RANKS, wired
 
 
@@ -25,10 +25,7 @@ def asked(**parallelism: object) -> Scenario:
         ({"strategy": "zero3", "fsdp": {"replicate": 2}}, r"fsdp.replicate must be left out in this version \(got 2\)"),
         ({"strategy": "zero3", "fsdp": {"offload": True}}, "fsdp.offload must be left out"),
         ({"strategy": "zero2", "fsdp": {"reshard_after_forward": 2}}, "fsdp.reshard_after_forward must be left out"),
-        (
-            {"strategy": "zero2", "fsdp": {"mixed_precision": {"param": "bf16"}}},
-            "fsdp.mixed_precision must be left out",
-        ),
+        ({"strategy": "zero2", "fsdp": {"mixed_precision": {"param": "fp16"}}}, r"must be fp32 or bf16 .* \(got fp16,"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(changes: dict[str, object], sentence: str) -> None:
@@ -54,3 +51,21 @@ def test_clipping_of_shards_is_refused(parallelism: dict[str, object], sentence:
     optimizer = whole.optimizer.model_copy(update={"max_grad_norm": 1.0})
     with pytest.raises(PerfModelError, match=f"max_grad_norm must be {sentence}"):
         predict(whole.model_copy(update={"optimizer": optimizer}), wired())
+
+
+BF16 = {"strategy": "zero3", "fsdp": {"mixed_precision": {"param": "bf16", "reduce": "fp32"}}}
+
+
+def test_a_policy_says_what_is_computed_in() -> None:
+    with pytest.raises(
+        PerfModelError, match=r"precision must be fp32 with parallelism.fsdp.mixed_precision \(got bf16\)"
+    ):
+        predict(asked(**BF16).model_copy(update={"precision": "bf16"}), wired())
+
+
+def test_gradients_kept_in_two_dtypes_are_refused() -> None:
+    training = TrainingSection(gradient_accumulation=2)
+    with pytest.raises(
+        PerfModelError, match="gradient_accumulation must be 1 where mixed_precision reduces in another"
+    ):
+        predict(asked(**BF16).model_copy(update={"training": training}), wired())

@@ -10,7 +10,7 @@ them again for backward, but for the root's; stage 2 keeps them until backward i
                scatter     reduce-scatters                   }
 
 Sources: torch/distributed/fsdp/_fully_shard (``_fsdp_state.py``, ``_fsdp_param_group.py``, ``_fsdp_collectives.py``),
-as recorded in docs/fsdp2.md. Assumes gradients in the parameters' dtype, reduced as an average (no division kernels).
+as recorded in docs/fsdp2.md. Assumes that gradients are reduced as an average (no division kernels; fp16 has some).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,37 +29,77 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace, gradient_storages
 
 COPY_IN, GATHER, SCATTER = 2, 3, 4  # streams
+DTYPE_OF_POLICY = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 ROOT = 0  # the module that all others are in
+
+
+class Storages(NamedTuple):
+    """Of a group. cast: the part in the dtype it is sent in. gathered: all parts. reduced: whole gradients. scattered:
+    the part of these. gradient: that in the dtype of the parameters.
+    """
+
+    cast: int
+    gathered: int
+    reduced: int
+    scattered: int
+    gradient: int
 
 
 @dataclass(frozen=True)
 class Group:
     """Parameters (indices) that are gathered together. module: index of the block, or ROOT. reshards: whether they are
-    given up after forward. gathered, reduced, scattered: storages of the gathered buffer, of that which is reduced, and
-    of the part of the gradients; unsharded: of each whole parameter.
+    given up after forward. unsharded: storages of the whole parameters.
     """
 
     module: int
     parameters: tuple[int, ...]
     reshards: bool
-    gathered: int
-    reduced: int
-    scattered: int
+    storages: Storages
     unsharded: tuple[int, ...]
 
 
 def fsdp(editor: Editor, scenario: Scenario) -> Program:
     """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.data_parallel`."""
-    groups = _groups(editor, scenario)
+    groups, dtypes = _groups(editor, scenario), Dtypes.of(scenario)
     trace, program = editor.trace, editor.program
-    for edit in _Step(editor, groups, trace.first, program.first_runs).edits():
+    for edit in _Step(editor, groups, dtypes, trace.first, program.first_runs).edits():
         editor.edit_first(edit.run, edit.event, *edit.instructions)
-    for edit in _Step(editor, groups, trace.steady, program.runs).edits():
+    for edit in _Step(editor, groups, dtypes, trace.steady, program.runs).edits():
         editor.edit(edit.run, edit.event, *edit.instructions)
     zero_grad = editor.last("zero_grad")
-    cleared = (Inserted(EventKind.FREE, group.scattered, stream=SCATTER) for group in groups)
+    cleared = [Inserted(EventKind.FREE, each, stream=SCATTER) for group in groups for each in _gradients_of(group)]
     editor.edit(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
-    return replace(editor.finish(), setup=tuple(_wrapping(editor, groups)))
+    return replace(editor.finish(), setup=tuple(_wrapping(editor, groups, dtypes)))
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """kept: what parameters and their gradients are kept in; reduced: what gradients are reduced in. None: as they are
+    computed in.
+    """
+
+    kept: str | None = None
+    reduced: str | None = None
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Dtypes:
+        """By the policy. Where it has computation in another dtype, that is the trace's, and parameters are float32."""
+        section = scenario.parallelism.fsdp
+        policy = None if section is None else section.mixed_precision
+        if policy is None:
+            return cls()
+        reduced = None if policy.reduce is None else DTYPE_OF_POLICY[policy.reduce]
+        return cls(None if policy.param in (None, "fp32") else "float32", reduced)
+
+
+def _gradients_of(group: Group) -> tuple[int, int]:
+    """Where the part of the gradients may be."""
+    return group.storages.scattered, group.storages.gradient
+
+
+def in_dtype(tensor: TensorSpec, dtype: str | None) -> TensorSpec:
+    """The same in another dtype, if one is given."""
+    return tensor if dtype is None else tensor._replace(dtype=dtype)
 
 
 def shard_of(tensor: TensorSpec, ranks: int, rank: int) -> TensorSpec:
@@ -110,31 +151,42 @@ def _groups(editor: Editor, scenario: Scenario) -> list[Group]:
         members = tuple(index for index, block in owner.items() if block == module)
         if members:
             default = reshards and module != ROOT
-            storages = [editor.new_storage() for _ in range(3 + len(members))]
-            gathered, reduced, scattered, *unsharded = storages
             gives_up = default if asked is None else bool(asked)
-            found.append(Group(module, members, gives_up, gathered, reduced, scattered, tuple(unsharded)))
+            storages = Storages(*(editor.new_storage() for _ in Storages._fields))
+            unsharded = tuple(editor.new_storage() for _ in members)
+            found.append(Group(module, members, gives_up, storages, unsharded))
     return found
 
 
-def _wrapping(editor: Editor, groups: Sequence[Group]) -> list[Inserted]:
+def _wrapping(editor: Editor, groups: Sequence[Group], dtypes: Dtypes) -> list[Inserted]:
     """Each group's parts are made while its parameters are still whole."""
     rows: list[Inserted] = []
     kind = StorageKind.PARAMETER
     for group in groups:
         parameters = [editor.trace.parameters[index] for index in group.parameters]
         for each in parameters:
-            size_bytes = padded_shard_of(each.tensor, editor.ranks).bytes
+            size_bytes = in_dtype(padded_shard_of(each.tensor, editor.ranks), dtypes.kept).bytes
             rows.append(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=kind))
         rows += [Inserted(EventKind.FREE, each.storage, holds=kind) for each in parameters]
     return rows
 
 
+def _foreach_copy(into: tuple[TensorSpec, ...], tensors: tuple[TensorSpec, ...]) -> Operation:
+    return Operation("aten._foreach_copy_.default", (into, tensors), outputs=())
+
+
 class _Step:
     """What is put into one step, in the order of the host."""
 
-    def __init__(self, editor: Editor, groups: Sequence[Group], events: StepEvents, runs: Sequence[PhaseRun]) -> None:
-        self.editor, self.groups, self.events, self.runs = editor, groups, events, runs
+    def __init__(
+        self,
+        editor: Editor,
+        groups: Sequence[Group],
+        dtypes: Dtypes,
+        events: StepEvents,
+        runs: Sequence[PhaseRun],
+    ) -> None:
+        self.editor, self.groups, self.dtypes, self.events, self.runs = editor, groups, dtypes, events, runs
         self.by_module = {group.module: group for group in groups}
         self._gradients = gradient_storages(editor.trace, events)
         self._ready = set(events.a[events.kind == EventKind.GRAD_READY].tolist())  # parameters that take a gradient
@@ -194,16 +246,30 @@ class _Step:
         whole = self._buffer(group.parameters)
         copied, gathered = self.editor.mark(), self.editor.mark()
         self._gathers[group.module] = gathered
-        copy = Operation("aten._foreach_copy_.default", (shards, shards), outputs=())
         kind = StorageKind.PARAMETER
+        cast, uncast = self._cast(group, shards)
         return [
-            Inserted(EventKind.ALLOC, group.gathered, whole.bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(copy, "launch", stream=COPY_IN),
+            *cast,
+            Inserted(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
+            self.editor.launch(_foreach_copy(shards, shards), "launch", stream=COPY_IN),
             Inserted(RECORD, copied, stream=COPY_IN),
             Inserted(WAIT, copied, stream=GATHER),
             self.editor.blocking("all_gather", whole, GATHER),
             Inserted(RECORD, gathered, stream=GATHER),
+            *uncast,
         ]
+
+    def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Inserted], list[Inserted]]:
+        """Into the dtype that is sent, where it is not the one that is kept; and the end of that."""
+        if self.dtypes.kept is None:
+            return [], []
+        kind, size_bytes = StorageKind.PARAMETER, sum(shard.bytes for shard in shards)
+        kept = tuple(in_dtype(shard, self.dtypes.kept) for shard in shards)
+        begin = [
+            Inserted(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
+            self.editor.launch(_foreach_copy(shards, kept), "launch", stream=COPY_IN),
+        ]
+        return begin, [Inserted(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
     def _copy_out(self, group: Group, in_forward: bool = True) -> list[Inserted]:
         """Wait for the gathered parameters and put them where they are used."""
@@ -231,7 +297,7 @@ class _Step:
         return [Inserted(WAIT, mark, stream=stream) for stream in (COPY_IN, GATHER)]
 
     def _free_gathered(self, group: Group) -> Inserted:
-        return Inserted(EventKind.FREE, group.gathered, stream=COPY_IN, holds=StorageKind.PARAMETER)
+        return Inserted(EventKind.FREE, group.storages.gathered, stream=COPY_IN, holds=StorageKind.PARAMETER)
 
     def _give_up(self, group: Group) -> list[Inserted]:
         if group.module not in self._whole:
@@ -294,25 +360,43 @@ class _Step:
         parameters = [index for index in group.parameters if index in self._ready]
         if not parameters:
             return rows
-        whole = self._buffer(parameters)
-        shard = vector(whole.numel // self.editor.ranks, whole.dtype)
+        whole = in_dtype(self._buffer(parameters), self.dtypes.reduced)
         gradients = [self._gradients[index] for index in parameters if index in self._gradients]
         freed = [Inserted(EventKind.FREE, storage) for storage in gradients]
         tensors = tuple(self._tensor(index) for index in parameters)
         ready, reduced = self.editor.mark(), self.editor.mark()
         join = Operation("aten._chunk_cat.out", (tensors, 0, self.editor.ranks), (("out", whole),), (whole,))
-        self._reducing, self._scattering = (group, reduced), reduced
+        self._reducing = (group, reduced)
+        shard = vector(whole.numel // self.editor.ranks, whole.dtype)
         return [
             *rows,
-            Inserted(EventKind.ALLOC, group.reduced, whole.bytes),
+            Inserted(EventKind.ALLOC, group.storages.reduced, whole.bytes),
             self.editor.launch(join, "launch"),
             *freed[-2::-1],  # the list is cleared from its end; the last is held by a loop's variable
             Inserted(RECORD, ready),
             Inserted(WAIT, ready, stream=SCATTER),
-            Inserted(EventKind.ALLOC, group.scattered, shard.bytes, stream=SCATTER),
+            Inserted(EventKind.ALLOC, group.storages.scattered, shard.bytes, stream=SCATTER),
             self.editor.blocking("reduce_scatter", whole, SCATTER),
             Inserted(RECORD, reduced, stream=SCATTER),
+            *self._cast_back(group, shard, reduced),
             *freed[-1:],
+        ]
+
+    def _cast_back(self, group: Group, shard: TensorSpec, reduced: int) -> list[Inserted]:
+        """Into the dtype of the parameters, where gradients were reduced in another. The last mark is awaited at the
+        end of backward.
+        """
+        kept = in_dtype(shard, self.dtypes.kept or self._tensor(group.parameters[0]).dtype)
+        self._scattering = reduced
+        if kept.dtype == shard.dtype:
+            return []
+        self._scattering = self.editor.mark()
+        cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
+        return [
+            self.editor.launch(cast, "launch", stream=SCATTER),
+            Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=SCATTER),
+            Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER),
+            Inserted(RECORD, self._scattering, stream=SCATTER),
         ]
 
     def _await_reduction(self) -> list[Inserted]:
@@ -320,7 +404,7 @@ class _Step:
             return []
         group, mark = self._reducing
         self._reducing = None
-        return [Inserted(WAIT, mark), Inserted(EventKind.FREE, group.reduced)]
+        return [Inserted(WAIT, mark), Inserted(EventKind.FREE, group.storages.reduced)]
 
     # sizes
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.fsdp import Dtypes, in_dtype
 from perfmodel.program.fsdp import shard_of as fsdp_shard
 from perfmodel.program.program import Program
 from perfmodel.program.zero1 import by_dtype, owned_by_rank, shard_of
@@ -36,7 +37,7 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
     PerfModelError
         If a trace is not at hand and cannot be made, or ranks cannot share the parameters so.
     """
-    trace = get_trace(scenario, allow_import)
+    trace = _as_kept(get_trace(_as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:
         return (RankProgram(tuple(range(scenario.parallelism.dp)), data_parallel_program(scenario, trace)),)
@@ -48,6 +49,24 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
         share = with_optimizer(trace, get_optimizer_trace(scenario, tensors), owners)
         found.append(RankProgram(tuple(ranks), data_parallel_program(scenario, share)))
     return tuple(found)
+
+
+def _as_computed(scenario: Scenario) -> Scenario:
+    """With forward and backward in the dtype that fully_shard's policy asks for."""
+    if Dtypes.of(scenario).kept is None:
+        return scenario
+    return scenario.model_copy(update={"precision": "bf16"})
+
+
+def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
+    """The model as it is built, in the dtype in which its parameters are kept."""
+    kept = Dtypes.of(scenario).kept
+    if kept is None:
+        return trace
+    sizes = {each.storage: in_dtype(each.tensor, kept).bytes for each in trace.parameters}
+    return replace(
+        trace, persistent=tuple(replace(each, bytes=sizes.get(each.id, each.bytes)) for each in trace.persistent)
+    )
 
 
 class Share(NamedTuple):
@@ -71,7 +90,8 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     tensors = [parameter.tensor for parameter in trace.parameters]
     trained = [index for index, parameter in enumerate(trace.parameters) if parameter.requires_grad]
     if strategy != "zero1":
-        shares = [_parts([fsdp_shard(tensors[index], ranks, rank) for index in trained]) for rank in range(ranks)]
+        kept = [in_dtype(tensors[index], Dtypes.of(scenario).kept) for index in trained]
+        shares = [_parts([fsdp_shard(tensor, ranks, rank) for tensor in kept]) for rank in range(ranks)]
     elif scenario.parallelism.zero1_form == "reduce-scatter":
         shares = [_parts([shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)])] * ranks
     else:

@@ -21,8 +21,11 @@ def throughput_samples_per_s(prediction: Prediction) -> float:
 
 
 def peak_flops_per_s(prediction: Prediction) -> float | None:
-    """The datasheet's dense peak of one device in the scenario's precision; None where the profile knows none."""
-    return prediction.profile.device.peak_flops_per_s.get(ARITHMETIC_OF_PRECISION[prediction.scenario.precision])
+    """The datasheet's dense peak of one device in what the scenario computes in; None where the profile knows none."""
+    section = prediction.scenario.parallelism.fsdp
+    policy = None if section is None else section.mixed_precision
+    own = ARITHMETIC_OF_PRECISION[prediction.scenario.precision]
+    return prediction.profile.device.peak_flops_per_s.get((policy.param if policy else None) or own)
 
 
 def mfu(prediction: Prediction) -> float | None:

@@ -78,6 +78,10 @@ def describe(scenario: Scenario) -> str:
     if scenario.parallelism.dp > 1:
         wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
         parts.append(f"{scenario.parallelism.strategy} on {scenario.parallelism.dp} GPUs{wire}")
+    policy = scenario.parallelism.fsdp and scenario.parallelism.fsdp.mixed_precision
+    if policy:
+        computed = policy.param or scenario.precision
+        parts.append(f"computed in {computed}, reduced in {policy.reduce or computed}")
     return ", ".join(parts)
 
 

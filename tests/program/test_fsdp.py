@@ -49,11 +49,21 @@ KERNELS = {  # torch's names, and the program's
 }
 LEFT_OUT = "div.Tensor"  # the program takes the mean over micro-batches, the recorder does not
 ROLES = {  # by the stream of the allocation and what it holds
-    (COPY_IN, StorageKind.PARAMETER): "all-gather output",
+    (COPY_IN, StorageKind.PARAMETER): "gathered",
     (COMPUTE, StorageKind.PARAMETER): "unsharded",
-    (COMPUTE, StorageKind.GRADIENT): "reduce-scatter input",
-    (SCATTER, StorageKind.GRADIENT): "reduce-scatter output",
+    (COMPUTE, StorageKind.GRADIENT): "reduced",
+    (SCATTER, StorageKind.GRADIENT): "scattered",
 }
+TORCHS_ROLES = {
+    "all-gather inputs": "gathered",
+    "all-gather output": "gathered",
+    "unsharded": "unsharded",
+    "reduce-scatter input": "reduced",
+    "reduce-scatter output": "scattered",
+    "sharded gradient": "scattered",
+    "gradient": "gradient",
+}
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 WIDENING = 4  # makes groups of unlike sizes, so that sizes say which group it is
 
 
@@ -112,8 +122,8 @@ def torchs(records: list[Record], *phases: str) -> list[str]:
             script.record(row.event, stream)
         elif row.kind == "wait":
             script.wait(row.event, stream)
-        elif row.kind in ("alloc", "free") and (row.name in ROLES.values() or row.name == "gradient"):
-            script.memory(row.kind, row.name, row.size_bytes, stream if row.kind == "alloc" else "")
+        elif row.kind in ("alloc", "free") and row.name in TORCHS_ROLES:
+            script.memory(row.kind, TORCHS_ROLES[row.name], row.size_bytes, stream if row.kind == "alloc" else "")
     return script.lines
 
 
@@ -121,6 +131,8 @@ def _operands(row: Record) -> list[int]:
     found = [prod(map(int, re.findall(r"\d+", text[text.index("[") :]))) for text in row.inputs]
     if row.name == "fsdp.all_gather_copy_in":
         found.pop()  # what is gathered
+    if row.name == "_foreach_copy_":
+        found = found[: len(found) // 2]  # what is copied into
     return found
 
 
@@ -130,12 +142,17 @@ def _operands(row: Record) -> list[int]:
 @cache
 def program(variant: Variant) -> Program:
     """Of the variant's rank."""
-    options = {"wrap": "blocks" if variant.wrap_blocks else "root"}
-    section = {"dp": variant.ranks, "strategy": "zero3", "fsdp": options}
+    options: dict[str, Any] = {"wrap": "blocks" if variant.wrap_blocks else "root"}
+    section: dict[str, Any] = {"dp": variant.ranks, "strategy": "zero3", "fsdp": options}
     if variant.reshard_after_forward is False:
         section["strategy"] = "zero2"
     elif variant.reshard_after_forward is not None:
         options["reshard_after_forward"] = variant.reshard_after_forward
+    if variant.param_dtype is not None or variant.reduce_dtype is not None:
+        options["mixed_precision"] = {
+            "param": variant.param_dtype and SHORT[variant.param_dtype],
+            "reduce": variant.reduce_dtype and SHORT[variant.reduce_dtype],
+        }
     scenario = Scenario.model_validate(
         {
             "model": {
@@ -236,9 +253,13 @@ VARIANTS: list[dict[str, Any]] = [
     {"checkpoint": "inside"},
     {"checkpoint": "inside", "reshard_after_forward": False},
     {"tied": True, "micro_batches": 2},
+    {"param_dtype": torch.bfloat16},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16, "reshard_after_forward": False},
+    {"param_dtype": torch.bfloat16, "micro_batches": 2},
+    {"reduce_dtype": torch.bfloat16},
 ]
 # Inputs that take no gradient leave a group's turn to the end of backward; parameters that take none are not reduced.
-# The optimizer is not compared: the program's steps over parameters that take no gradient too, torch's does not.
 FROZEN: list[dict[str, Any]] = [
     {"frozen": ("embedding",), "micro_batches": 2},
     {"frozen": ("embedding", "blocks.0.up")},
@@ -262,7 +283,7 @@ def test_forward_and_backward_are_what_torch_issues(fields: dict[str, Any]) -> N
     assert ours(made, "zero_grad") == torchs(second, "zero_grad")
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("fields", [*VARIANTS, *FROZEN], ids=str)
 def test_the_optimizer_steps_over_the_ranks_parts(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
     made, (first, second) = program(variant), recorded(variant)
@@ -313,6 +334,22 @@ def test_between_steps_only_parts_are_held(strategy: str, ranks: int) -> None:
         assert held[StorageKind.OPTIMIZER_STATE] == states
         assert held[StorageKind.GRADIENT] == rounded(groups.values())
         assert held[StorageKind.ACTIVATION] == 0
+
+
+def test_a_policy_keeps_shards_states_and_gradients_whole_and_computes_in_half() -> None:
+    options = {"mixed_precision": {"param": "bf16"}}
+    profile = load_profile(find_profile("h200-sxm-x4"))
+    section = {"dp": 4, "strategy": "zero3"}
+    asked = ({}, {"parallelism": section | {"fsdp": options}})
+    (plain,), (half,) = (rank_programs(tiny("zero3", 4, **sections)) for sections in asked)
+    before, after = (simulate_memory(each.program, profile) for each in (plain, half))
+    for kind in (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE):
+        assert before.kind_bytes[kind][0] == after.kind_bytes[kind][0]
+    assert after.peak_allocated_bytes < before.peak_allocated_bytes
+    sizes = [[each.size_bytes for each in made.program.collectives] for made in (plain, half)]
+    assert sizes[0] == [2 * size for size in sizes[1]]
+    assert {each.dtype for each in half.program.collectives} == {"bfloat16"}
+    assert {part.tensor.dtype for part in half.program.trace.optimized or ()} == {"float32"}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
