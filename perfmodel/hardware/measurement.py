@@ -137,12 +137,16 @@ class Measurement(_Section):
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """Of the steady steps."""
-        return self.memory[-1].peak_allocated_bytes if len(self.memory) > STEADY else None
+        """Of the steady steps, and of the rank that takes most."""
+        return max((step.peak_allocated_bytes for step in self._steady()), default=None)
 
     @property
     def peak_reserved_bytes(self) -> int | None:
-        return self.memory[-1].peak_reserved_bytes if len(self.memory) > STEADY else None
+        return max((step.peak_reserved_bytes for step in self._steady()), default=None)
+
+    def _steady(self) -> list[StepMemory]:
+        """A steady step of each rank, where so many were looked at."""
+        return [memory[-1] for memory in (self.memory, *(rank.memory for rank in self.ranks)) if len(memory) > STEADY]
 
     def warnings(self) -> list[str]:
         """Why these numbers should not be trusted, by named thresholds, with what to do."""

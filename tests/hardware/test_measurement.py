@@ -59,3 +59,17 @@ def test_what_ranks_saw_is_kept(tmp_path: Path) -> None:
     save_measurement(ranked, tmp_path / "ranks.json")
     assert load_measurement(tmp_path / "ranks.json") == ranked
     assert rank.peak_allocated_bytes == 5  # of the second step on
+
+
+def test_the_peak_is_that_of_the_rank_that_takes_most() -> None:
+    def steps(*peaks: int) -> tuple[StepMemory, ...]:
+        return tuple(
+            StepMemory(allocated_before_bytes=0, peak_allocated_bytes=peak, peak_reserved_bytes=2 * peak)
+            for peak in peaks
+        )
+
+    timing = {"step_s": (0.01,), "synced_step_s": (0.02,), "phases_s": {}}
+    ranks = tuple(RankSamples(**timing, memory=steps(9, 9, peak)) for peak in (5, 7))
+    ranked = PLAIN.model_copy(update={"memory": ranks[0].memory, "ranks": ranks})
+    assert (ranked.peak_allocated_bytes, ranked.peak_reserved_bytes) == (7, 14)
+    assert PLAIN.model_copy(update={"memory": steps(9, 9)}).peak_allocated_bytes is None
