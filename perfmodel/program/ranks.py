@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
-from perfmodel.program.fsdp import Dtypes, in_dtype
-from perfmodel.program.fsdp import shard_of as fsdp_shard
 from perfmodel.program.program import Program
-from perfmodel.program.zero1 import by_dtype, owned_by_rank, shard_of
+from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, shard_of
+from perfmodel.program.zero1 import by_dtype, owned_by_rank
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.optimizer_share import with_optimizer
 from perfmodel.workload.scenario import Scenario
@@ -91,9 +90,9 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     trained = [index for index, parameter in enumerate(trace.parameters) if parameter.requires_grad]
     if strategy != "zero1":
         kept = [in_dtype(tensors[index], Dtypes.of(scenario).kept) for index in trained]
-        shares = [_parts([fsdp_shard(tensor, ranks, rank) for tensor in kept]) for rank in range(ranks)]
+        shares = [_parts([shard_of(tensor, ranks, rank) for tensor in kept]) for rank in range(ranks)]
     elif scenario.parallelism.zero1_form == "reduce-scatter":
-        shares = [_parts([shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)])] * ranks
+        shares = [_parts([flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)])] * ranks
     else:
         _check_dtypes(trace)
         dealt = [[index for index in owned if index in trained] for owned in owned_by_rank(tensors, ranks)]

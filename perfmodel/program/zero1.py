@@ -18,6 +18,7 @@ from dataclasses import replace
 from perfmodel.program.ddp import ddp
 from perfmodel.program.editor import REDUCE, Editor, vector
 from perfmodel.program.program import WAIT, Inserted, Program
+from perfmodel.program.shards import flat_shard_of
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, StorageKind, Trace, gradient_storages
@@ -46,15 +47,6 @@ def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int,
     return partition([tensor.numel for tensor in tensors], ranks)
 
 
-def shard_of(tensors: Sequence[TensorSpec], ranks: int) -> TensorSpec:
-    """A rank's part of all these in one flat buffer, which is padded so that the parts are alike.
-
-    >>> shard_of([TensorSpec((3, 2), (2, 1), "float32"), TensorSpec((5,), (1,), "float32")], 4).shape
-    (3,)
-    """
-    return vector(-(-sum(tensor.numel for tensor in tensors) // ranks), tensors[0].dtype)
-
-
 def zero1(editor: Editor, scenario: Scenario) -> Program:
     """The form ``zero1`` of :mod:`perfmodel.program.data_parallel`."""
     form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
@@ -73,7 +65,7 @@ def _reduce_scatter(editor: Editor, scenario: Scenario) -> Program:
     trace = editor.trace
     for indices in by_dtype(trace):
         tensors = [trace.parameters[index].tensor for index in indices]
-        shard = shard_of(tensors, editor.ranks)
+        shard = flat_shard_of(tensors, editor.ranks)
         whole = vector(shard.numel * editor.ranks, shard.dtype)
         padding = vector(whole.numel - sum(tensor.numel for tensor in tensors), shard.dtype)
         setup += _flat_parameters(editor, indices, whole, padding)

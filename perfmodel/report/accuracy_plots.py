@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 BAND = 0.05
 SHAPES = ("o", "s", "^", "D")  # the next, where classes have used all colours once
+MOST_ROWS = 50  # of errors, below each other
 PICTURES = {
     "step": ("step time", MS, "ms"),
     "peak_allocated": ("peak memory allocated", GIB, "GiB"),
@@ -24,12 +26,14 @@ PICTURES = {
 
 
 def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
-    """Write predicted-against-measured.png for each quantity that the card knows, and errors.png for the step time."""
+    """For each quantity of the card, write predicted against measured, and errors (of many cases in columns)."""
     saved = []
     for quantity, (title, _, _) in PICTURES.items():
         if card.statistics(quantity) is None:
             continue
         name = quantity.replace("_", "-")
+        count = sum(case.error(quantity) is not None for case in card.cases)
+        parts = [slice(start, start + MOST_ROWS) for start in range(0, count, MOST_ROWS)]
         saved.append(
             save_figure(
                 directory / f"{name}.png",
@@ -42,8 +46,9 @@ def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
             save_figure(
                 directory / f"{name}-errors.png",
                 f"{title}: predicted over measured, minus one",
-                (12, 2.5 + 0.36 * len(card.cases)),
-                [lambda ax, quantity=quantity: plot_errors(card, quantity, ax)],  # type: ignore[misc]
+                (12 * len(parts), 2.5 + 0.36 * min(len(card.cases), MOST_ROWS)),
+                [partial(plot_errors, card, quantity, part=part) for part in parts],
+                beside=True,
             )
         )
     return saved
@@ -90,10 +95,11 @@ def _plain_ticks(ax: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
-    """Each case's signed error as a point in a row of its own, over the ±5 % band."""
+def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None, part: slice = slice(None)) -> Axes:
+    """Each case's signed error as a point in a row of its own, over the ±5 % band. part: of the cases."""
     ax = axes_or_new(ax)
-    cases = [case for case in card.cases if case.error(quantity) is not None]
+    known = [case for case in card.cases if case.error(quantity) is not None]
+    cases = known[part]
     ax.axvspan(-100 * BAND, 100 * BAND, color="#EEEEEE")
     ax.axvline(0, color="black", linewidth=1)
     for row, case in enumerate(cases):
@@ -103,7 +109,7 @@ def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> A
         ax.plot(100 * error, row, shape, markeredgecolor=colour, markerfacecolor=_fill(card, case), markersize=9)
     ax.set_yticks(range(len(cases)), [f"{case.name}{' *' if case.split == 'held-out' else ''}" for case in cases])
     ax.set_ylim(len(cases) - 0.4, -0.6)
-    farthest = max(abs(case.error(quantity) or 0.0) for case in cases)
+    farthest = max(abs(case.error(quantity) or 0.0) for case in known)
     ax.set_xlim(-110 * max(BAND, farthest), 110 * max(BAND, farthest))
     ax.set_xlabel("error, %; the band is ±5 %, filled and * are held out")
     ax.grid(axis="y", color="#DDDDDD", zorder=0)

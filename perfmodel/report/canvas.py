@@ -37,8 +37,14 @@ def axes_or_new(ax: Axes | None) -> Axes:
     return Figure(layout="constrained").subplots()
 
 
-def save_figure(path: Path, title: str, size_inch: tuple[float, float], draw: Sequence[Callable[[Axes], Axes]]) -> Path:
-    """Draw each of ``draw`` on Axes of its own, below each other, and write the picture.
+def save_figure(
+    path: Path,
+    title: str,
+    size_inch: tuple[float, float],
+    draw: Sequence[Callable[[Axes], Axes]],
+    beside: bool = False,
+) -> Path:
+    """Draw each of ``draw`` on Axes of its own, below each other or ``beside``, and write the picture.
 
     Raises
     ------
@@ -53,7 +59,8 @@ def save_figure(path: Path, title: str, size_inch: tuple[float, float], draw: Se
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size_inch, layout="constrained")
-        for draw_on, ax in zip(draw, figure.subplots(len(draw), squeeze=False)[:, 0], strict=True):
+        rows, columns = (1, len(draw)) if beside else (len(draw), 1)
+        for draw_on, ax in zip(draw, figure.subplots(rows, columns, squeeze=False).flat, strict=True):
             draw_on(ax)
         figure.suptitle(title)
         content = io.BytesIO()

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from perfmodel.hardware.profile import find_profile, load_profile
-from perfmodel.program.fsdp import COPY_IN, GATHER, SCATTER, padded_shard_of
+from perfmodel.program.fsdp import COPY_IN, GATHER, SCATTER
 from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.program.shards import padded_shard_of
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario

@@ -155,6 +155,12 @@ def test_errors_of_every_case() -> None:
     assert drawn == pytest.approx([1.0, -3.0, 5.0, -1.0])
 
 
+def test_errors_in_columns_share_their_scale() -> None:
+    left, right = (plot_errors(CARD, part=part) for part in (slice(0, 2), slice(2, 4)))
+    assert (labels(left), labels(right)) == (["a", "b *"], ["c *", "d"])
+    assert left.get_xlim() == right.get_xlim() == pytest.approx((-5.5, 5.5))
+
+
 def test_accuracy_files(tmp_path: Path) -> None:
     saved = save_accuracy_plots(CARD, tmp_path)
     assert [path.name for path in saved] == ["step.png", "step-errors.png"]
