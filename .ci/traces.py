@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfmodel.program.ranks import optimizer_shares
+from perfmodel.program.ranks import as_computed, optimizer_shares
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace.optimizer import trace_optimizer
@@ -32,12 +32,13 @@ def questions() -> Iterator[tuple[str, Scenario]]:
 def main() -> None:
     written: set[Path] = set()
     for name, scenario in questions():
-        target = SHIPPED / f"{trace_name(scenario)}.json.gz"
+        computed = as_computed(scenario)
+        target = SHIPPED / f"{trace_name(computed)}.json.gz"
         if target not in written:
-            save_trace(trace_step(scenario), target)
+            save_trace(trace_step(computed), target)
             written.add(target)
             print(f"{name}: {target.name}, {target.stat().st_size} bytes")
-        for tensors, _ in optimizer_shares(scenario, get_trace(scenario)):
+        for tensors, _ in optimizer_shares(scenario, get_trace(computed)):
             share = SHIPPED / f"{optimizer_trace_name(scenario, tensors)}.json.gz"
             if share not in written:
                 save_trace(trace_optimizer(scenario, tensors), share)
