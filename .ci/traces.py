@@ -38,10 +38,10 @@ def main() -> None:
             save_trace(trace_step(computed), target)
             written.add(target)
             print(f"{name}: {target.name}, {target.stat().st_size} bytes")
-        for tensors, _ in optimizer_shares(scenario, get_trace(computed)):
-            share = SHIPPED / f"{optimizer_trace_name(scenario, tensors)}.json.gz"
+        for each in optimizer_shares(scenario, get_trace(computed)):
+            share = SHIPPED / f"{optimizer_trace_name(scenario, each.tensors, each.parts)}.json.gz"
             if share not in written:
-                save_trace(trace_optimizer(scenario, tensors), share)
+                save_trace(trace_optimizer(scenario, each.tensors, each.parts), share)
                 written.add(share)
                 print(f"{name}: {share.name}, {share.stat().st_size} bytes")
     for path in set(SHIPPED.glob("*.json.gz")) - written:

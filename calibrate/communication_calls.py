@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import no_collection, timed
+from calibrate.sharded_calls import sharded_records
+from calibrate.steps import ROUNDS, WARM_UP, linears, step_seconds
 from calibrate.timing import relative_spread
 from perfmodel.cost.host import REFERENCE
 from perfmodel.hardware.interconnect import CallRecord
 
-ROUNDS, WARM_UP = 25, 3
-WIDTH = 16
 COUNTS = (8, 64)  # parameters of the models that DDP is measured on
 LARGE_CAP_MB, SMALL_CAP_MB = 25.0, 1e-6  # one bucket, and one a parameter
 
@@ -28,7 +27,7 @@ def call_records(device: str, reference_s: float | None) -> dict[str, CallRecord
     """By call, see :class:`~perfmodel.hardware.interconnect.CallRecord`; every rank measures at the same time."""
     with no_collection():
         reference = HostReference(device, reference_s)
-        found = _calls(device, reference) | _ddp(device, reference)
+        found = _calls(device, reference) | _ddp(device, reference) | sharded_records(device, reference)
         return found | {REFERENCE: CallRecord(**reference.record().model_dump(exclude={"cold_s"}))}
 
 
@@ -69,10 +68,10 @@ def _ddp(device: str, reference: HostReference) -> dict[str, CallRecord]:
     """Forward: a. Backward: b a parameter and c a bucket, from models with few and many of each."""
     rows, forward_s, backward_s, spreads = [], [], [], []
     for count in COUNTS:
-        plain = _steps(_model(count, device), device, reference)
+        plain = step_seconds(linears(count, device), device, reference)
         for cap_mb in (LARGE_CAP_MB, SMALL_CAP_MB):
-            wrapped = DistributedDataParallel(_model(count, device), bucket_cap_mb=cap_mb)
-            found = _steps(wrapped, device, reference)
+            wrapped = DistributedDataParallel(linears(count, device), bucket_cap_mb=cap_mb)
+            found = step_seconds(wrapped, device, reference)
             rows.append((count, 1 if cap_mb == LARGE_CAP_MB else count))
             forward_s.append(statistics.median(found[0]) - statistics.median(plain[0]))
             backward_s.append(statistics.median(found[1]) - statistics.median(plain[1]))
@@ -84,27 +83,3 @@ def _ddp(device: str, reference: HostReference) -> dict[str, CallRecord]:
         "ddp parameter": CallRecord(time_s=max(float(each[0]), 0.0), spread=spread, samples=ROUNDS),
         "ddp bucket": CallRecord(time_s=max(float(each[1]), 0.0), spread=spread, samples=ROUNDS),
     }
-
-
-def _model(count: int, device: str) -> nn.Module:
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count))).to(device)
-
-
-def _steps(model: nn.Module, device: str, reference: HostReference) -> tuple[list[float], list[float]]:
-    """Host seconds of forward and of backward."""
-    x = torch.randn(2, WIDTH, device=device)
-    forward_s: list[float] = []
-    backward_s: list[float] = []
-    for index in range(WARM_UP + 2 + ROUNDS):  # DDP rebuilds its buckets after the first
-        model.zero_grad()
-        reference.beat()
-        synchronize(device)
-        seconds, result = timed(lambda: model(x))
-        loss = result.sum()
-        synchronize(device)
-        backward, _ = timed(loss.backward)
-        if index >= WARM_UP + 2:
-            reference.note(forward_s, seconds)
-            reference.note(backward_s, backward)
-    reference.beat()
-    return forward_s, backward_s

@@ -16,8 +16,9 @@ from torch import nn
 from calibrate.host_reference import FEW_LAYERS, HostReference, synchronize
 from calibrate.host_timing import WARM_UP, OperatorTimes, observe, record, timed
 from calibrate.timing import relative_spread
-from perfmodel.cost.host import list_key, optimizer_prefix
+from perfmodel.cost.host import list_key
 from perfmodel.hardware.profile import HostRecord
+from perfmodel.workload.keys import optimizer_prefix
 from perfmodel.workload.trace_file import EventKind, Trace
 
 COUNTS = (4, 64, 192)
@@ -110,12 +111,12 @@ class _Bench:
     def time(self, prefix: str, shapes: Shapes) -> tuple[list[float], float]:
         """Samples of one run of the loop, and the seconds of its operators."""
         parameters = [nn.Parameter(torch.randn(shape, device=self.device).to(dtype)) for shape, dtype in shapes]
-        loop = _loop(prefix, parameters, self.device)
+        loop = loop_of(prefix, parameters, self.device)
         before = torch.optim.AdamW(parameters).step if prefix == ZERO_GRAD else lambda: None
         values_s: list[float] = []
         self.reference.beat()
         for index in range(WARM_UP + ROUNDS):
-            _give_gradients(parameters)
+            give_gradients(parameters)
             self.reference.disturb(self.layers)
             before()
             synchronize(self.device)
@@ -123,18 +124,18 @@ class _Bench:
             if index >= WARM_UP:
                 self.reference.note(values_s, seconds)
             self.reference.beat()
-        _give_gradients(parameters)
+        give_gradients(parameters)
         seen = observe(loop, backward=False, keeps_calls=self.times.is_needed)
         return values_s, sum(self.times.total(work.calls) for work in seen.works)
 
 
-def _give_gradients(parameters: list[nn.Parameter]) -> None:
+def give_gradients(parameters: list[nn.Parameter]) -> None:
     """New ones, which nothing else refers to: zero_grad then frees them as it does in a step."""
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
 
 
-def _loop(prefix: str, parameters: list[nn.Parameter], device: str) -> Callable[[], Any]:
+def loop_of(prefix: str, parameters: list[nn.Parameter], device: str) -> Callable[[], Any]:
     """What is timed under ``prefix``."""
     if prefix == ZERO_GRAD:
         optimizer = torch.optim.SGD(parameters)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.communication import Request, exact_collectives, measure, measured_in
-from calibrate.interconnects import environment
+from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
+from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.ranks import rank_programs
@@ -76,7 +77,8 @@ def calibrate_interconnect(
         )
     profile = load_profile(output)
     reference = profile.host.get("reference")
-    exact = tuple(each for scenario in scenarios for each in _collectives_of(scenario, name, allow_import))
+    hosts = max(nodes_of(name), nodes)
+    exact = tuple(each for one in scenarios for each in _collectives_of(one, name, ranks, hosts, allow_import))
     exact = tuple(dict.fromkeys(each for each in exact if each[3] <= ranks))
     if budget_s == 0 and not exact:
         raise PerfModelError(
@@ -123,9 +125,15 @@ def calibrate_interconnect(
     return profile
 
 
-def _collectives_of(scenario: Scenario, name: str, allow_import: bool) -> tuple[tuple[str, str, int, int], ...]:
-    if scenario.hardware.interconnect not in (name, None) or scenario.parallelism.dp == 1:
+def _collectives_of(
+    scenario: Scenario, name: str, ranks: int, nodes: int, allow_import: bool
+) -> tuple[tuple[str, str, int, int], ...]:
+    """Of the scenario over so many nodes, those that use the wires between these."""
+    dp = scenario.parallelism.dp
+    if scenario.hardware.interconnect not in (name, None) or dp == 1:
         return ()
-    return exact_collectives(
-        [collective for each in rank_programs(scenario, allow_import) for collective in each.program.collectives]
-    )
+    found = [collective for each in rank_programs(scenario, allow_import) for collective in each.program.collectives]
+    if nodes > 1:
+        per_node = max(min(dp, ranks) // nodes, 1)
+        found = [each for each in found if not stays_in_a_node(*each.among, per_node)]
+    return exact_collectives(found)

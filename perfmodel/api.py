@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import hypot
 
 import numpy as np
 
 from perfmodel.cost.collectives import CollectiveCost, collective_cost
 from perfmodel.cost.contention import slowdowns
+from perfmodel.cost.groups import Route, route_of
 from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
@@ -72,7 +73,7 @@ def predict(
     steps = [_Step(each.program, profile, scenario, interconnect, exact) for each in ranks]
     timelines = [step.timeline(slowness) for step in steps]
     slowest = max(range(len(steps)), key=lambda index: timelines[index].step_time_s)
-    memories = _memories(ranks, profile, scenario, interconnect)
+    memories = _memories(ranks, profile, scenario)
     step, timeline = steps[slowest], timelines[slowest]
     program = step.program
     host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
@@ -94,8 +95,8 @@ def predict(
         model_flops=_model_flops(timeline, program),
         communication_bytes=_communication_bytes(timeline, program),
         collective_provenance=collective_shares(timeline, step.collectives),
-        assumptions=assumptions(scenario, interconnect),
-        warnings=_warnings(kernels, program, step.collectives, profile, scenario),
+        assumptions=assumptions(scenario, interconnect, step.routes),
+        warnings=_warnings(kernels, step, profile, scenario),
     )
 
 
@@ -106,10 +107,9 @@ def slowest_speed(scenario: Scenario) -> float:
     return min(scenario.hardware.gpu_speeds or (1.0,))
 
 
-def _collective_cost(collective: Collective, interconnect: Interconnect | None, exact: bool) -> CollectiveCost:
-    assert interconnect is not None
+def _collective_cost(collective: Collective, route: Route, exact: bool) -> CollectiveCost:
     kind, dtype, size_bytes, ranks, _ = collective
-    return collective_cost(kind, ranks, dtype, size_bytes, interconnect, exact=exact)
+    return collective_cost(kind, ranks, dtype, size_bytes, route.interconnect, exact=exact, sharing=route.sharing)
 
 
 class _Step:
@@ -120,7 +120,10 @@ class _Step:
     ) -> None:
         self.program = program
         self.costs = costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
-        self.collectives = [_collective_cost(each, interconnect, exact) for each in program.collectives]
+        self.routes = [route_of(each.among, scenario, profile) for each in program.collectives]
+        self.collectives = [
+            _collective_cost(each, route, exact) for each, route in zip(program.collectives, self.routes, strict=True)
+        ]
         self._profile = profile
         self._kernels = np.array([cost.kernels for cost in costs])
         positions = launched_positions(program, self._kernels)
@@ -129,7 +132,8 @@ class _Step:
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         operation = program.instructions.a[positions]
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
-        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, interconnect)
+        wires = [route.interconnect for route in self.routes]
+        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, wires)
 
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
         """slowness, wire: factors on host times and on collectives."""
@@ -150,9 +154,7 @@ class _Step:
         return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
 
 
-def _memories(
-    ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario, interconnect: Interconnect | None
-) -> tuple[MemoryTimeline, ...]:
+def _memories(ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario) -> tuple[MemoryTimeline, ...]:
     """Of every rank in order, the same one for those that are alike; none on a CPU. Each group of ranks that
     collectives run in has a communicator.
     """
@@ -160,8 +162,9 @@ def _memories(
         return ()
     found: dict[int, MemoryTimeline] = {}
     for each in ranks:
-        groups = {collective.group: collective.ranks for collective in each.program.collectives}
-        outside_bytes = 0 if interconnect is None else communicators_bytes(groups.values(), interconnect)
+        groups = dict.fromkeys(collective.among for collective in each.program.collectives)
+        communicators = [(among.ranks, route_of(among, scenario, profile).interconnect) for among in groups]
+        outside_bytes = communicators_bytes(communicators)
         memory = simulate_memory(each.program, profile, scenario.matmul_tf32, outside_bytes)
         found |= dict.fromkeys(each.ranks, memory)
     return tuple(found[rank] for rank in sorted(found))
@@ -251,15 +254,8 @@ def _model_flops(timeline: Timeline, program: Program) -> float:
     return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
 
 
-def _warnings(
-    kernels: tuple[KernelUse, ...],
-    program: Program,
-    collectives: list[CollectiveCost],
-    profile: Profile,
-    scenario: Scenario,
-) -> tuple[str, ...]:
-    name, interconnect = interconnect_in_use(scenario, profile), interconnect_of(scenario, profile)
-    of_wires: Iterable[str] = ()
-    if name is not None and interconnect is not None:
-        of_wires = communication_warnings(program, collectives, profile, name, interconnect)
+def _warnings(kernels: tuple[KernelUse, ...], step: _Step, profile: Profile, scenario: Scenario) -> tuple[str, ...]:
+    name, of_wires = interconnect_in_use(scenario, profile), tuple[str, ...]()
+    if name is not None:
+        of_wires = tuple(communication_warnings(step.program, step.collectives, step.routes, profile, name))
     return (*kernel_warnings(kernels, profile), *of_wires)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
+from perfmodel.cost.groups import route_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
 from perfmodel.workload.scenario import FsdpSection, MixedPrecisionSection, ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
@@ -69,61 +71,61 @@ def _check_settings(section: ParallelismSection) -> None:
 
 
 def _check_zero1(scenario: Scenario) -> None:
-    if scenario.parallelism.zero1_form == "reduce-scatter" and scenario.optimizer.max_grad_norm is not None:
+    if scenario.parallelism.zero1_form == "reduce-scatter" and scenario.precision == "amp-fp16":
         raise PerfModelError(
-            "optimizer.max_grad_norm must be left out with zero1_form reduce-scatter in this version (got "
-            f"{scenario.optimizer.max_grad_norm}): the norm of shards is not predicted. Use form broadcast."
-        )
-    if scenario.precision == "amp-fp16":
-        raise PerfModelError(
-            "precision must not be amp-fp16 with strategy zero1 in this version (got amp-fp16): its gradient scaler "
-            "works on all gradients and the optimizer on a share. Use amp-bf16."
+            "precision must not be amp-fp16 with zero1_form reduce-scatter (got amp-fp16): torch's gradient scaler "
+            "would see the rank's own shard alone, and ranks would not skip the same steps. Use amp-bf16, or form "
+            "broadcast."
         )
 
 
 def _check_fsdp(scenario: Scenario) -> None:
     """What fully_shard can do and this version cannot predict."""
     section = scenario.parallelism.fsdp or FsdpSection()
-    plain = section.model_copy(
-        update={"replicate": 1, "offload": False, "forward_prefetch": None, "backward_prefetch": None}
-    )
     _check_policy(scenario, section.mixed_precision)
-    for name in FsdpSection.model_fields:
+    if section.offload:
+        raise PerfModelError(
+            "parallelism.fsdp.offload must be left out in this version (got true). What torch does by default is "
+            "predicted."
+        )
+    check_fsdp_groups(scenario.parallelism)
+
+
+def check_fsdp_groups(parallelism: ParallelismSection, where: str = "parallelism.fsdp") -> None:
+    """What torch refuses, or would not do as it says, of who shares with whom and what is gathered ahead.
+
+    Raises
+    ------
+    PerfModelError
+        In one sentence that begins with ``where``, the section.
+    """
+    section, dp = parallelism.fsdp or FsdpSection(), parallelism.dp
+    if section.replicate > 1 and (dp % section.replicate or section.replicate == dp):
+        raise PerfModelError(
+            f"{where}.replicate must divide parallelism.dp={dp} into shards of two ranks or more (got "
+            f"{section.replicate}). Choose another number, or use strategy ddp, where every rank holds all."
+        )
+    shards, reshard = sharing_of(parallelism).ranks, section.reshard_after_forward
+    if type(reshard) is int and shards % reshard:
+        raise PerfModelError(
+            f"{where}.reshard_after_forward must divide the {shards} ranks that share a model (got {reshard}). "
+            "Choose another number, true or false."
+        )
+    for name in ("forward_prefetch", "backward_prefetch"):
         given = getattr(section, name)
-        if given != getattr(plain, name) or (name == "reshard_after_forward" and type(given) is int):
+        if given is not None and section.wrap == "root":
             raise PerfModelError(
-                f"parallelism.fsdp.{name} must be left out in this version (got {given}). What torch does by "
-                "default is predicted."
+                f"{where}.{name} must be left out with wrap root (got {given}): there is one group. Use wrap blocks."
             )
-    if scenario.optimizer.max_grad_norm is not None:
-        raise PerfModelError(
-            f"optimizer.max_grad_norm must be left out with strategy {scenario.parallelism.strategy} in this version "
-            f"(got {scenario.optimizer.max_grad_norm}): the norm of shards is not predicted. Leave it out."
-        )
-    if scenario.precision == "amp-fp16":
-        raise PerfModelError(
-            f"precision must not be amp-fp16 with strategy {scenario.parallelism.strategy} in this version (got "
-            "amp-fp16). Use amp-bf16."
-        )
 
 
 def _check_policy(scenario: Scenario, policy: MixedPrecisionSection | None) -> None:
     if policy is None:
         return
-    if "fp16" in (policy.param, policy.reduce):
-        raise PerfModelError(
-            "parallelism.fsdp.mixed_precision must be fp32 or bf16 in this version (got fp16, which divides gradients "
-            "before and after they are reduced). Use bf16."
-        )
     if scenario.precision != "fp32":
         raise PerfModelError(
             f"precision must be fp32 with parallelism.fsdp.mixed_precision (got {scenario.precision}): the policy says "
             "what is computed in. Leave one out."
-        )
-    if scenario.training.gradient_accumulation > 1 and policy.reduce not in (None, policy.param or "fp32"):
-        raise PerfModelError(
-            "training.gradient_accumulation must be 1 where mixed_precision reduces in another dtype than it computes "
-            f"in, in this version (got {scenario.training.gradient_accumulation}). Leave mixed_precision.reduce out."
         )
 
 
@@ -161,6 +163,9 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
             f"measured with {measured} ranks on {wires.nodes} {unit} (got {asked}). Set it, or choose another "
             "hardware.interconnect."
         )
+    section = scenario.parallelism
+    for among in filter(None, (sharing_of(section), replicas_of(section), resharing_of(section))):
+        route_of(among, scenario, profile)
 
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:

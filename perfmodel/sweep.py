@@ -41,6 +41,7 @@ class Outcome:
     interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
     communication that nothing hides. fits: None where memory is not predicted (a CPU). peak_allocated_bytes,
     device_bytes (in use at the peak): of the rank that needs most, None unless it fits. capacity_bytes: the device's.
+    assumptions, warnings: as of :class:`~perfmodel.simulate.prediction.Prediction`.
     """
 
     step_time_s: float
@@ -53,6 +54,8 @@ class Outcome:
     device_bytes: int | None
     capacity_bytes: float
     bottleneck: str
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,8 @@ def _outcome(prediction: Prediction) -> Outcome:
         device_bytes=None if complete is None else complete.device_bytes,
         capacity_bytes=prediction.profile.device.memory_bytes,
         bottleneck=prediction.bottleneck,
+        assumptions=prediction.assumptions,
+        warnings=prediction.warnings,
     )
 
 

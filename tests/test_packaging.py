@@ -63,7 +63,7 @@ def test_scenarios_need_no_torch(path: Path) -> None:
     trace = find_trace(trace_name(load_scenario(path)))
     assert trace is not None
     assert trace.parent == SHIPPED
-    for tensors, _ in optimizer_shares(load_scenario(path), load_trace(trace)):
-        share = find_trace(optimizer_trace_name(load_scenario(path), tensors))
+    for each in optimizer_shares(load_scenario(path), load_trace(trace)):
+        share = find_trace(optimizer_trace_name(load_scenario(path), each.tensors, each.parts))
         assert share is not None
         assert share.parent == SHIPPED

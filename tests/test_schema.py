@@ -38,7 +38,7 @@ def scenario_data(**changes: Any) -> dict[str, Any]:
         ({"name": 3}, f"name must be a string (got 3). {LISTS}"),
         (
             {"precision": "fp33"},
-            "precision must be 'fp32', 'tf32', 'bf16', 'amp-bf16' or 'amp-fp16' (got 'fp33'). Did you mean 'fp32'?",
+            "precision must be 'fp32', 'tf32', 'bf16', 'fp16', 'amp-bf16' or 'amp-fp16' (got 'fp33'). Did you mean 'fp32'?",
         ),
         (
             {"training": {"activation_checkpointing": "ful"}},

@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Scenario, TrainingSection
+from perfmodel.support import check_supported
+from perfmodel.workload.scenario import Scenario
 from tests.test_api import RANKS, wired
 
 
@@ -22,10 +23,24 @@ def asked(**parallelism: object) -> Scenario:
         ({"strategy": "flat", "bucket_cap_mb": 5.0}, r"left out with strategy flat \(got 5.0\). It belongs to ddp and"),
         ({"strategy": "zero1", "fsdp": {}}, "parallelism.fsdp must be left out with strategy zero1"),
         ({"strategy": "none"}, "parallelism.strategy must say how 2 ranks work together"),
-        ({"strategy": "zero3", "fsdp": {"replicate": 2}}, r"fsdp.replicate must be left out in this version \(got 2\)"),
+        (
+            {"strategy": "zero3", "fsdp": {"replicate": 2}},
+            r"fsdp.replicate must divide .*dp=2 .* \(got 2\).*, or use strategy ddp",
+        ),
+        ({"strategy": "zero3", "fsdp": {"replicate": 3}}, r"fsdp.replicate must divide parallelism.dp=2 .* \(got 3\)"),
+        (
+            {"strategy": "zero3", "fsdp": {"wrap": "root", "forward_prefetch": 1}},
+            r"forward_prefetch must be left out with wrap root \(got 1\)",
+        ),
+        (
+            {"strategy": "zero3", "fsdp": {"wrap": "root", "backward_prefetch": 2}},
+            r"backward_prefetch must be left out with wrap root \(got 2\)",
+        ),
         ({"strategy": "zero3", "fsdp": {"offload": True}}, "fsdp.offload must be left out"),
-        ({"strategy": "zero2", "fsdp": {"reshard_after_forward": 2}}, "fsdp.reshard_after_forward must be left out"),
-        ({"strategy": "zero2", "fsdp": {"mixed_precision": {"param": "fp16"}}}, r"must be fp32 or bf16 .* \(got fp16,"),
+        (
+            {"strategy": "zero2", "fsdp": {"reshard_after_forward": 3}},
+            r"reshard_after_forward must divide the 2 ranks .* \(got 3\)",
+        ),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(changes: dict[str, object], sentence: str) -> None:
@@ -33,24 +48,23 @@ def test_settings_that_would_do_nothing_are_refused(changes: dict[str, object], 
         predict(asked(**changes), wired())
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
-def test_sharded_optimizers_have_no_gradient_scaler(strategy: str) -> None:
-    with pytest.raises(PerfModelError, match=f"precision must not be amp-fp16 with strategy {strategy}"):
-        predict(asked(strategy=strategy).model_copy(update={"precision": "amp-fp16"}), wired())
+def test_a_gradient_scaler_would_see_one_shard_alone() -> None:
+    flat = asked(strategy="zero1", zero1_form="reduce-scatter").model_copy(update={"precision": "amp-fp16"})
+    with pytest.raises(PerfModelError, match="precision must not be amp-fp16 with zero1_form reduce-scatter"):
+        predict(flat, wired())
+
+
+SHARDED = [{"strategy": "zero1"}, {"strategy": "zero2"}, {"strategy": "zero3"}]
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "sentence"),
-    [
-        ({"strategy": "zero1", "zero1_form": "reduce-scatter"}, "left out with zero1_form reduce-scatter"),
-        ({"strategy": "zero2"}, "left out with strategy zero2"),
-    ],
+    ("parallelism", "precision"),
+    [*((section, "amp-fp16") for section in SHARDED), ({"strategy": "zero1", "zero1_form": "reduce-scatter"}, "fp32")],
 )
-def test_clipping_of_shards_is_refused(parallelism: dict[str, object], sentence: str) -> None:
-    whole = asked(**parallelism)
-    optimizer = whole.optimizer.model_copy(update={"max_grad_norm": 1.0})
-    with pytest.raises(PerfModelError, match=f"max_grad_norm must be {sentence}"):
-        predict(whole.model_copy(update={"optimizer": optimizer}), wired())
+def test_parts_are_clipped_and_scaled(parallelism: dict[str, object], precision: str) -> None:
+    plain = asked(**parallelism)
+    optimizer = plain.optimizer.model_copy(update={"max_grad_norm": 1.0})
+    check_supported(plain.model_copy(update={"optimizer": optimizer, "precision": precision}), wired())
 
 
 BF16 = {"strategy": "zero3", "fsdp": {"mixed_precision": {"param": "bf16", "reduce": "fp32"}}}
@@ -61,11 +75,3 @@ def test_a_policy_says_what_is_computed_in() -> None:
         PerfModelError, match=r"precision must be fp32 with parallelism.fsdp.mixed_precision \(got bf16\)"
     ):
         predict(asked(**BF16).model_copy(update={"precision": "bf16"}), wired())
-
-
-def test_gradients_kept_in_two_dtypes_are_refused() -> None:
-    training = TrainingSection(gradient_accumulation=2)
-    with pytest.raises(
-        PerfModelError, match="gradient_accumulation must be 1 where mixed_precision reduces in another"
-    ):
-        predict(asked(**BF16).model_copy(update={"training": training}), wired())

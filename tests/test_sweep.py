@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
+from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import SweepResult, parse_vary, sweep
 from perfmodel.workload.scenario_file import load_question
 from tests.report.synthetic import prediction
 
+SHIPPED_SCENARIO = Path(__file__).parent.parent / "scenarios/gpt2.7b-ddp.yaml"
 TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: h200-sxm-x4}\n"
 
 
@@ -121,6 +125,40 @@ def test_what_is_refused_or_not_predicted_comes_last_with_its_reason(toy: Path, 
         (1, None, "the wire must hold. Mend it."),
         (2, None, "runs the device full: 3 requests wait for it, so its time is not predicted"),
     ]  # fmt: skip
+
+
+def test_strategies_are_compared_and_none_is_refused_for_several_gpus(toy: Path) -> None:
+    strategies = ("none", "ddp", "zero1", "zero2", "zero3")
+    together = ["parallelism.dp=4", "hardware.gpus=4", "hardware.interconnect=nvlink"]
+    result = sweep(toy, {"parallelism.strategy": strategies}, together)
+    (refused,) = result.unranked
+    assert refused.values == {"parallelism.strategy": "none"}
+    assert refused.reason is not None
+    assert refused.reason.startswith("parallelism.strategy must say how 4 ranks work together (got none).")
+    found = {each.values["parallelism.strategy"]: each.outcome for each in result.ranked}
+    assert sorted(found) == sorted(strategies[1:])
+    assert all(each is not None and each.step_time_s > 0 and each.device_bytes for each in found.values())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])  # of zero1 and zero3, test_packaging says so
+def test_all_that_a_shipped_scenario_traces_for_a_strategy_is_shipped(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
+    monkeypatch.setattr("perfmodel.workload.trace_store._remembered", OrderedDict())
+    for tracer in ("session", "optimizer"):
+        monkeypatch.setitem(sys.modules, f"perfmodel.workload.trace.{tracer}", None)
+    monkeypatch.setattr("perfmodel.program.ranks.data_parallel_program", lambda *_: None)
+    scenario, _ = load_question(SHIPPED_SCENARIO, [f"parallelism.strategy={strategy}"])
+    programs = rank_programs(scenario)
+    assert sorted(rank for each in programs for rank in each.ranks) == [0, 1, 2, 3]
+
+
+def test_what_a_prediction_assumes_and_warns_of_is_kept(toy: Path, answers: dict[int, Any]) -> None:
+    answers[2] = replace(prediction(), assumptions=("links 2 x as fast as measured",), warnings=("unstable",))
+    (only,) = sweep(toy, {"batch.size": (2,)}).configurations
+    assert only.outcome is not None
+    assert (only.outcome.assumptions, only.outcome.warnings) == (("links 2 x as fast as measured",), ("unstable",))
 
 
 FACTOR = "hardware.interconnects.two-nodes.bandwidth_factor"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
+from perfmodel.support import check_fsdp_groups
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
 from validate.cases import Case, Split, resolved_scenario
@@ -161,18 +162,8 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
 
 
 def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:
-    dp, where = scenario.parallelism.dp, f"{name}: parallelism.fsdp"
-    if dp % section.replicate or section.replicate == dp:
-        raise PerfModelError(
-            f"{where}.replicate must divide parallelism.dp={dp} into shards of two ranks or more (got "
-            f"{section.replicate}). Choose another number."
-        )
-    shards, reshard = dp // section.replicate, section.reshard_after_forward
-    if reshard is not None and shards % int(reshard or 1):
-        raise PerfModelError(
-            f"{where}.reshard_after_forward must divide the {shards} ranks that share a model (got {reshard}). "
-            "Choose another number, true or false."
-        )
+    where = f"{name}: parallelism.fsdp"
+    check_fsdp_groups(scenario.parallelism, where)
     if section.offload and device == "cpu":
         raise PerfModelError(
             f"{where}.offload must be false on the CPU (got true): shards are in host memory, and torch pins none "

@@ -21,7 +21,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.models.build import repeated_blocks
-from perfmodel.workload.models.step import make_optimizer, optimizer_settings
+from perfmodel.workload.models.step import clip_parts, make_optimizer, optimizer_settings
 from perfmodel.workload.scenario import FsdpSection, MixedPrecisionSection, Scenario
 from validate.data_parallel import ByHand, Ddp, Form
 
@@ -108,10 +108,7 @@ class ZeroReduceScatter(ByHand):
 
     def clip(self, module: nn.Module, max_norm: float) -> None:
         """The norm of all gradients is that of the ranks' norms."""
-        own = nn.utils.get_total_norm([shard.grad for shard in self._shards()], foreach=True)
-        squared = own.square()
-        dist.all_reduce(squared)
-        nn.utils.clip_grads_with_norm_(self._shards(), max_norm, squared.sqrt(), foreach=True)
+        clip_parts(self._shards(), max_norm, dist.all_reduce)
 
     def after_step(self) -> None:
         for flat in self._flat:

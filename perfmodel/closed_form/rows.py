@@ -293,8 +293,8 @@ _SHARDED = (
         "all-reduced among the replicas",
         "every rank keeps a share of each, one of N / R",
         _FULLY_SHARD,
-        moves_if=(_ONCE, _ROOT_STAYS, _RESHARDED, _DTYPES),
-        keeps_if=(_SHARDED_DTYPES,),
+        moves_if=(_ONCE, _ROOT_STAYS, _RESHARDED, _DTYPES, "R divides N"),
+        keeps_if=(_SHARDED_DTYPES, "R divides N"),
     ),
 )
 

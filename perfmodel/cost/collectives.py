@@ -92,7 +92,13 @@ def tree_depth(ranks: int, ranks_per_node: float) -> float:
 
 
 def collective_cost(
-    kind: str, ranks: int, dtype: str, size_bytes: int, interconnect: Interconnect, exact: bool = True
+    kind: str,
+    ranks: int,
+    dtype: str,
+    size_bytes: int,
+    interconnect: Interconnect,
+    exact: bool = True,
+    sharing: int = 1,
 ) -> CollectiveCost:
     """Of one collective.
 
@@ -108,6 +114,8 @@ def collective_cost(
         As :func:`~perfmodel.hardware.interconnect.collective_key` counts.
     exact : bool
         Use sizes that were measured for scenarios.
+    sharing : int
+        Groups that do the same over the same wires at the same time (:mod:`perfmodel.cost.groups`).
 
     Raises
     ------
@@ -117,15 +125,17 @@ def collective_cost(
     Notes
     -----
     Links that are to be f times as fast (``bandwidth_factor``) leave what a message of one byte takes, and divide the
-    rest by f. Not modelled: ranks beyond the node of an interconnect that was measured inside one.
+    rest by f; groups that share them divide f among them evenly. Not modelled: ranks beyond the node of an interconnect
+    that was measured inside one.
     """
     if ranks == 1:
         return CollectiveCost(0.0, 0.0, "exact", 0.0, 0.0)
     found = _measured_cost(kind, ranks, dtype, size_bytes, interconnect, exact)
-    if interconnect.bandwidth_factor == 1:
+    factor = interconnect.bandwidth_factor / sharing
+    if factor == 1:
         return found
     least_s = min(_measured_cost(kind, ranks, dtype, 1, interconnect, exact=False).time_s, found.time_s)
-    time_s = least_s + (found.time_s - least_s) / interconnect.bandwidth_factor
+    time_s = least_s + (found.time_s - least_s) / factor
     return _cost(kind, ranks, size_bytes, time_s, found.spread, found.source)
 
 

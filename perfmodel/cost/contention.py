@@ -12,6 +12,7 @@ what lies between takes its coupling by the logarithm of its time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,28 +70,40 @@ def slowdowns(
     costs: list[KernelCost],
     operation: np.ndarray,
     duration_s: np.ndarray,
-    interconnect: Interconnect | None,
+    interconnects: Sequence[Interconnect],
 ) -> tuple[Slowdown, ...]:
     """By collective of the program, with a column a launch; empty where nothing was measured.
 
-    operation, duration_s: by launch, its distinct operation and its seconds alone.
+    operation, duration_s: by launch, its distinct operation and its seconds alone. interconnects: by collective.
 
     Notes
     -----
     Assumes: all collectives over one interconnect slow an operator alike, holding as many multiprocessors each.
     """
-    if not program.collectives or interconnect is None or not interconnect.couplings:
+    if not any(each.couplings for each in interconnects):
         return ()
     kinds = [
         operator_kind(cost, each.base_name.startswith(("_foreach_", "_fused_")))
         for cost, each in zip(costs, program.operations, strict=True)
     ]
+    distinct = {id(each): each for each in interconnects}
+    found = {key: _slowdown(kinds, costs, operation, duration_s, each) for key, each in distinct.items()}
+    return tuple(found[id(each)] for each in interconnects)
+
+
+def _slowdown(
+    kinds: list[str],
+    costs: list[KernelCost],
+    operation: np.ndarray,
+    duration_s: np.ndarray,
+    interconnect: Interconnect,
+) -> Slowdown:
+    """kinds: by distinct operation."""
     if CONVOLUTION not in interconnect.couplings:  # measured since; until then the nearest to it
         kinds = [_product_kind(cost) if kind == CONVOLUTION else kind for kind, cost in zip(kinds, costs, strict=True)]
     found = [_coupling(kind, cost.time_s, interconnect) for kind, cost in zip(kinds, costs, strict=True)]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
-    slowdown = Slowdown(compute, communication, tail * duration_s)
-    return (slowdown,) * len(program.collectives)
+    return Slowdown(compute, communication, tail * duration_s)
 
 
 def _coupling(kind: str, time_s: float, interconnect: Interconnect) -> tuple[float, float, float]:

@@ -33,6 +33,7 @@ from perfmodel.cost.host_structure import Piece, Structure, Thing, structure_of
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
+from perfmodel.workload.keys import optimizer_prefix
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
@@ -81,11 +82,27 @@ def host_costs(
     return found
 
 
+# What a call consists of that was measured as a whole, where an interconnect's was not.
+_PARTS: dict[str, tuple[str, ...]] = {
+    "fsdp forward group": ("all_gather", "launch", "launch"),
+    "fsdp gather group": ("all_gather", "launch", "launch"),
+    "fsdp reduce group": ("reduce_scatter", "launch"),
+    "fsdp forward parameter": (),
+    "fsdp gather parameter": (),
+    "fsdp reduce parameter": (),
+    "dtensor clip": ("launch", "all_reduce async", "wait"),
+}
+
+
 def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -> float:
-    """Of a call that a strategy inserts: as measured on the interconnect, or else what a call of one launch costs."""
+    """Of a call that a strategy inserts: as measured on the interconnect, or else what it consists of: a call of one
+    launch; of DTensors nothing that is known.
+    """
     if interconnect is not None and call in interconnect.host:
         return interconnect.host[call].time_s
-    return costs.seconds("call") + costs.seconds("launch")
+    if call in _PARTS:
+        return sum(_call_seconds(part, costs, interconnect) for part in _PARTS[call])
+    return 0.0 if call.startswith("dtensor ") else costs.seconds("call") + costs.seconds("launch")
 
 
 def host_slowness(profile: Profile, host_reference_s: float | None, interconnect: Interconnect | None = None) -> float:
@@ -159,13 +176,6 @@ def list_key(prefix: str, parameters: Iterable[Parameter]) -> str:
     """Of a loop over just these parameters: ``prefix`` with their count and a digest of their sizes."""
     sizes = [str(parameter.tensor.numel) for parameter in parameters if parameter.requires_grad]
     return f"{prefix} {len(sizes)} {hashlib.sha256(' '.join(sizes).encode()).hexdigest()[:8]}"
-
-
-def optimizer_prefix(workload: dict[str, Any]) -> str:
-    """``optimizer adamw foreach``, and ``optimizer sgd-momentum fused`` where there is momentum."""
-    section = workload.get("optimizer", {})
-    momentum = "-momentum" if section.get("momentum") else ""
-    return f"optimizer {section.get('name', 'adamw')}{momentum} {section.get('implementation', 'foreach')}"
 
 
 class _CallTable:

@@ -65,9 +65,19 @@ class CollectiveSegment(_Section):
 
 
 class CallRecord(_Section):
-    """Host seconds of one call: ``all_reduce``, ``all_reduce async``, ``wait``; of DDP: ``ddp forward`` (a step),
-    ``ddp parameter``, ``ddp bucket``. At the speed of the profile's host key ``reference``; what goes under
-    ``reference`` here is that work's own time, as it was.
+    """Host seconds of one call, at the speed of the profile's host key ``reference``; what goes under ``reference``
+    here is that work's own time, as it was.
+
+        all_reduce, all_reduce async, wait     likewise all_gather, reduce_scatter, broadcast
+        ddp forward, ddp parameter, ddp bucket what DDP adds to a step, for each parameter, for each bucket
+        fsdp forward group                     what fully_shard adds to the forward of a group that it gathers, its
+                                               launches and collective included; ``... parameter``: for each of these
+        fsdp gather group, fsdp reduce group   likewise to the backward of a group that it gathers, and reduces
+        dtensor optimizer adamw foreach        what a step takes more over DTensors; ``... parameter``: for each
+        dtensor clip, dtensor zero_grad        likewise; clipping's all_reduce included
+
+    On a CPU, where a call lasts until its collective has ended, those of fully_shard and of clipping hold what comes on
+    top of the collectives.
     """
 
     time_s: float
@@ -147,23 +157,24 @@ class Interconnect(_Section):
     bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 
 
-def communicators_bytes(groups: Iterable[int], interconnect: Interconnect) -> int:
+def communicators_bytes(groups: Iterable[tuple[int, Interconnect]]) -> int:
     """Device memory outside the allocator that a rank's communicators take, and once what the library takes with the
     first.
 
-    groups: ranks in each. One of a size that was not measured takes what the nearest larger one does, or else the
-    largest.
+    groups: ranks in each, and what joins them. One of a size that was not measured takes what the nearest larger one
+    does, or else the largest.
 
     >>> wires = Interconnect(backend="nccl", communicator_bytes={"library": 100, "2": 20, "4": 40})
-    >>> communicators_bytes([], wires), communicators_bytes([2], wires), communicators_bytes([3, 8], wires)
+    >>> communicators_bytes([]), communicators_bytes([(2, wires)]), communicators_bytes([(3, wires), (8, wires)])
     (0, 120, 180)
     """
-    known = {int(ranks): size for ranks, size in interconnect.communicator_bytes.items() if ranks != LIBRARY}
-    sizes = list(groups)
-    if not sizes or not known:
-        return 0
-    nearest = (min((ranks for ranks in known if ranks >= size), default=max(known)) for size in sizes)
-    return interconnect.communicator_bytes.get(LIBRARY, 0) + sum(known[ranks] for ranks in nearest)
+    library_bytes, own_bytes = 0, 0
+    for size, interconnect in groups:
+        known = {int(ranks): taken for ranks, taken in interconnect.communicator_bytes.items() if ranks != LIBRARY}
+        if known:
+            own_bytes += known[min((ranks for ranks in known if ranks >= size), default=max(known))]
+            library_bytes = max(library_bytes, interconnect.communicator_bytes.get(LIBRARY, 0))
+    return library_bytes + own_bytes
 
 
 def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:

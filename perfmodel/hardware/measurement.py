@@ -48,9 +48,9 @@ class RankSamples(_Section):
     device_used_bytes: int | None = None
 
     @property
-    def peak_allocated_bytes(self) -> int | None:
-        """Of the steady steps."""
-        return self.memory[-1].peak_allocated_bytes if len(self.memory) > STEADY else None
+    def steady_memory(self) -> StepMemory | None:
+        """Of a steady step, where so many were looked at."""
+        return self.memory[-1] if len(self.memory) > STEADY else None
 
 
 class BucketLayout(_Section):
@@ -146,7 +146,8 @@ class Measurement(_Section):
 
     def _steady(self) -> list[StepMemory]:
         """A steady step of each rank, where so many were looked at."""
-        return [memory[-1] for memory in (self.memory, *(rank.memory for rank in self.ranks)) if len(memory) > STEADY]
+        own = self.memory[-1] if len(self.memory) > STEADY else None
+        return [each for each in (own, *(rank.steady_memory for rank in self.ranks)) if each is not None]
 
     def warnings(self) -> list[str]:
         """Why these numbers should not be trusted, by named thresholds, with what to do."""

@@ -23,6 +23,7 @@ from perfmodel.program.ddp import ddp
 from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector
 from perfmodel.program.fsdp import fsdp
 from perfmodel.program.program import WAIT, Inserted, Program, single_device_program
+from perfmodel.program.shards import sharing_of
 from perfmodel.program.zero1 import zero1
 from perfmodel.workload.ops import Operation
 from perfmodel.workload.scenario import Scenario
@@ -41,7 +42,7 @@ def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
     section = scenario.parallelism
     if section.dp == 1 or section.strategy == "none" or scenario.mode == "forward":
         return program
-    return _FORMS[section.strategy](Editor(program, section.dp), scenario)
+    return _FORMS[section.strategy](Editor(program, sharing_of(section)), scenario)
 
 
 def _naive(editor: Editor, scenario: Scenario) -> Program:

@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Collective, Edit, Inserted, PhaseRun, Program
+from perfmodel.program.program import (
+    COLLECTIVE,
+    COMPUTE,
+    RECORD,
+    WAIT,
+    Collective,
+    Edit,
+    Inserted,
+    Members,
+    PhaseRun,
+    Program,
+)
 from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
@@ -16,10 +27,12 @@ REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
 class Editor:
-    """Collects what is put into a program."""
+    """Collects what is put into a program. among: the ranks that collectives are of, unless others are given; ranks:
+    how many these are.
+    """
 
-    def __init__(self, program: Program, ranks: int) -> None:
-        self.program, self.trace, self.ranks = program, program.trace, ranks
+    def __init__(self, program: Program, among: Members) -> None:
+        self.program, self.trace, self.among, self.ranks = program, program.trace, among, among.ranks
         self.gradients = [index for index, parameter in enumerate(program.trace.parameters) if parameter.requires_grad]
         self._operations: dict[Operation, int] = {}
         self._collectives: dict[Collective, int] = {}
@@ -37,9 +50,19 @@ class Editor:
         number = self._operations.setdefault(operation, len(self._operations))
         return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, stream, call, share)
 
-    def blocking(self, kind: str, tensor: TensorSpec, stream: int = COMPUTE) -> Inserted:
-        """A synchronous collective, which runs on the stream it is called on. tensor: what its size is that of."""
-        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind), stream=stream, call=kind)
+    def blocking(
+        self,
+        kind: str,
+        tensor: TensorSpec,
+        stream: int = COMPUTE,
+        call: str | None = None,
+        among: Members | None = None,
+    ) -> Inserted:
+        """A synchronous collective, which runs on the stream it is called on. tensor: what its size is that of. call:
+        by default its kind.
+        """
+        name = kind if call is None else call
+        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind, among), stream=stream, call=name)
 
     def beside(
         self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
@@ -56,8 +79,9 @@ class Editor:
         )
         return rows, after
 
-    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce") -> int:
-        collective = Collective(kind, dtype, size_bytes, self.ranks)
+    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce", among: Members | None = None) -> int:
+        group, ranks = among or self.among
+        collective = Collective(kind, dtype, size_bytes, ranks, group)
         return self._collectives.setdefault(collective, len(self._collectives))
 
     def mark(self) -> int:

@@ -2,73 +2,61 @@
 group before they are used, and reduces and scatters gradients as each group's backward ends.
 
 A group is a repeated block, or what no block holds (the root). Stage 3 gives parameters up after forward and gathers
-them again for backward, but for the root's; stage 2 keeps them until backward is done with them.
+them again for backward, but for the root's; stage 2 keeps them until backward is done with them. Between these, fewer
+ranks may share them (``reshard_after_forward`` of so many), each with a larger part.
 
     streams    compute     copy-out, chunk_cat, and all the model runs
                copy-in     copies a rank's part into the buffer that is gathered
                gather      all-gathers                       } of one communicator, in the order of the host
                scatter     reduce-scatters                   }
+               reduce      all-reduces of their results among replicas, where there are several (HSDP)
 
 Sources: torch/distributed/fsdp/_fully_shard (``_fsdp_state.py``, ``_fsdp_param_group.py``, ``_fsdp_collectives.py``),
-as recorded in docs/fsdp2.md. Assumes that gradients are reduced as an average (no division kernels; fp16 has some).
+as recorded in docs/fsdp2.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.program.accumulation import Accumulation, kept_dtype, with_fresh_gradients
+from perfmodel.program.clipping import clip_dtensors, share_infinities
+from perfmodel.program.division import divided, divisors
+from perfmodel.program.dtensors import add_dtensor_calls
 from perfmodel.program.editor import Editor, vector
-from perfmodel.program.program import RECORD, WAIT, Edit, Inserted, PhaseRun, Program
-from perfmodel.program.shards import Dtypes, in_dtype, padded_shard_of
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.program.fsdp_groups import ROOT, Group, Plan, Sizes, plan_of, wrapping
+from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, PhaseRun, Program
+from perfmodel.program.shards import in_dtype
+from perfmodel.workload.keys import optimizer_prefix
+from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace, gradient_storages
+from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, gradient_storages
 
-COPY_IN, GATHER, SCATTER = 2, 3, 4  # streams
-ROOT = 0  # the module that all others are in
-
-
-class Storages(NamedTuple):
-    """Of a group. cast: the part in the dtype it is sent in. gathered: all parts. reduced: whole gradients. scattered:
-    the part of these. gradient: that in the dtype of the parameters.
-    """
-
-    cast: int
-    gathered: int
-    reduced: int
-    scattered: int
-    gradient: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters (indices) that are gathered together. module: index of the block, or ROOT. reshards: whether they are
-    given up after forward. unsharded: storages of the whole parameters.
-    """
-
-    module: int
-    parameters: tuple[int, ...]
-    reshards: bool
-    storages: Storages
-    unsharded: tuple[int, ...]
+COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
 
 
 def fsdp(editor: Editor, scenario: Scenario) -> Program:
     """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.data_parallel`."""
-    groups, dtypes = _groups(editor, scenario), Dtypes.of(scenario)
-    trace, program = editor.trace, editor.program
-    for edit in _Step(editor, groups, dtypes, trace.first, program.first_runs).edits():
+    plan, trace = plan_of(editor, scenario), editor.trace
+    kept = kept_dtype(editor, plan.dtypes.reduced)
+    if kept is not None:
+        editor.program = with_fresh_gradients(editor.program)
+    program = editor.program
+    for edit in _Step(editor, plan, trace.first, program.first_runs, kept).edits():
         editor.edit_first(edit.run, edit.event, *edit.instructions)
-    for edit in _Step(editor, groups, dtypes, trace.steady, program.runs).edits():
+    for edit in _Step(editor, plan, trace.steady, program.runs, kept).edits():
         editor.edit(edit.run, edit.event, *edit.instructions)
+    share_infinities(editor)
+    clip_dtensors(editor)
+    add_dtensor_calls(editor, "optimizer", optimizer_prefix(trace.workload))
+    add_dtensor_calls(editor, "zero_grad", "zero_grad")
     zero_grad = editor.last("zero_grad")
-    cleared = [Inserted(EventKind.FREE, each, stream=SCATTER) for group in groups for each in _gradients_of(group)]
+    cleared = [Inserted(EventKind.FREE, each, stream=SCATTER) for group in plan.groups for each in _gradients_of(group)]
     editor.edit(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
-    return replace(editor.finish(), setup=tuple(_wrapping(editor, groups, dtypes)))
+    return replace(editor.finish(), setup=tuple(wrapping(editor, plan)))
 
 
 def _gradients_of(group: Group) -> tuple[int, int]:
@@ -76,55 +64,34 @@ def _gradients_of(group: Group) -> tuple[int, int]:
     return group.storages.scattered, group.storages.gradient
 
 
-def blocks_of(trace: Trace) -> list[int]:
-    """The repeated blocks (modules), in the order in which forward enters them: those that backward runs through, and
-    the other children of the modules that these are in, which may be frozen.
-    """
-    events = trace.steady
-    parents = [name.rpartition(".")[0] for name, _ in trace.modules]
-    reached = set(events.a[events.kind == EventKind.BLOCK_ENTER].tolist()) - {ROOT}
-    around = {parents[module] for module in reached}
-    entered = events.a[events.kind == EventKind.MODULE_ENTER].tolist()
-    return [module for module in dict.fromkeys(entered) if module != ROOT and parents[module] in around]
+def _split(whole: TensorSpec, parts: Sequence[TensorSpec], ranks: int) -> Operation:
+    """Of the gathered buffer, a row a rank, into each parameter."""
+    out = tuple(_by_rank(part, ranks) for part in parts)
+    inputs = (_by_rank(whole, ranks), tuple(part.shape[1] for part in out), 1)
+    return Operation("aten.split_with_sizes_copy.out", inputs, (("out", out),), out)
 
 
-def _groups(editor: Editor, scenario: Scenario) -> list[Group]:
-    """Blocks in the order of forward, and the root last, in which order they are wrapped."""
-    section, trace = scenario.parallelism.fsdp, editor.trace
-    blocks = [] if section is not None and section.wrap == "root" else blocks_of(trace)
-    reshards = scenario.parallelism.strategy == "zero3"
-    asked = None if section is None else section.reshard_after_forward
-    owner = {}
-    for index, parameter in enumerate(trace.parameters):
-        inside = [block for block in blocks if parameter.name.startswith(f"{trace.modules[block][0]}.")]
-        owner[index] = inside[0] if inside else ROOT
-    found = []
-    for module in [*blocks, ROOT]:
-        members = tuple(index for index, block in owner.items() if block == module)
-        if members:
-            default = reshards and module != ROOT
-            gives_up = default if asked is None else bool(asked)
-            storages = Storages(*(editor.new_storage() for _ in Storages._fields))
-            unsharded = tuple(editor.new_storage() for _ in members)
-            found.append(Group(module, members, gives_up, storages, unsharded))
-    return found
+def _join(gradients: tuple[TensorSpec, ...], whole: TensorSpec, ranks: int) -> Operation:
+    """Into the buffer that is reduced, a row a rank."""
+    out = _by_rank(whole, ranks)
+    return Operation("aten._chunk_cat.out", (gradients, 0, ranks), (("out", out),), (out,))
 
 
-def _wrapping(editor: Editor, groups: Sequence[Group], dtypes: Dtypes) -> list[Inserted]:
-    """Each group's parts are made while its parameters are still whole."""
-    rows: list[Inserted] = []
-    kind = StorageKind.PARAMETER
-    for group in groups:
-        parameters = [editor.trace.parameters[index] for index in group.parameters]
-        for each in parameters:
-            size_bytes = in_dtype(padded_shard_of(each.tensor, editor.ranks), dtypes.kept).bytes
-            rows.append(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=kind))
-        rows += [Inserted(EventKind.FREE, each.storage, holds=kind) for each in parameters]
-    return rows
+def _by_rank(tensor: TensorSpec, ranks: int) -> TensorSpec:
+    shape = (ranks, tensor.numel // ranks)
+    return TensorSpec(shape, contiguous_stride(shape), tensor.dtype)
 
 
 def _foreach_copy(into: tuple[TensorSpec, ...], tensors: tuple[TensorSpec, ...]) -> Operation:
     return Operation("aten._foreach_copy_.default", (into, tensors), outputs=())
+
+
+def _host_calls(what: str, parameters: int) -> list[Inserted]:
+    """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty."""
+    return [
+        Inserted(HOST, call=f"fsdp {what} group"),
+        Inserted(HOST, call=f"fsdp {what} parameter", share=float(parameters)),
+    ]
 
 
 class _Step:
@@ -133,22 +100,26 @@ class _Step:
     def __init__(
         self,
         editor: Editor,
-        groups: Sequence[Group],
-        dtypes: Dtypes,
+        plan: Plan,
         events: StepEvents,
         runs: Sequence[PhaseRun],
+        kept_dtype: str | None,
     ) -> None:
-        self.editor, self.groups, self.dtypes, self.events, self.runs = editor, groups, dtypes, events, runs
-        self.by_module = {group.module: group for group in groups}
-        self._gradients = gradient_storages(editor.trace, events)
+        self.editor, self.plan, self.events, self.runs = editor, plan, events, runs
+        self.groups, self.dtypes, self.sizes = plan.groups, plan.dtypes, Sizes(editor.trace, editor.ranks)
+        self.by_module = {group.module: group for group in plan.groups}
+        self._gradients = Accumulation(editor, gradient_storages(editor.trace, events), kept_dtype)
         self._ready = set(events.a[events.kind == EventKind.GRAD_READY].tolist())  # parameters that take a gradient
+        self._entered = set(events.a[events.kind == EventKind.BLOCK_ENTER].tolist())  # modules that backward comes to
         self._last_backward = max((i for i, run in enumerate(runs) if run.phase == "backward"), default=-1)
         self._edits: list[Edit] = []
         self._gathers: dict[int, int] = {}  # by module, of those begun and not yet copied out: the mark of the end
         self._whole: set[int] = set()  # modules whose parameters are unsharded
+        self._parted: dict[int, int] = {}  # by module, of those shared by fewer ranks: the mark of that
         self._kept: tuple[Group, int] | None = None  # whose gathered buffer lives on, and the mark of its copy-out
         self._reducing: tuple[Group, int] | None = None  # whose reduced buffer lives on, and the mark of the end
         self._scattering: int | None = None  # the mark of the last end that backward's end has not awaited
+        self._replicated: set[int] = set()  # modules whose scattered buffer lives until then
 
     def edits(self) -> list[Edit]:
         for number, run in enumerate(self.runs):
@@ -177,10 +148,11 @@ class _Step:
             if kind == EventKind.MODULE_ENTER:
                 rows = self._after_the_optimizer() if module == ROOT else []
                 if group is not None:
-                    rows += self._gather(group) + self._copy_out(group)
+                    rows += self._host(group, "forward") + self._gather(group) + self._copy_out(group)
+                    rows += self._prefetch(group.ahead)
                 self._put(number, at, rows)
             else:
-                rows = self._give_up(group) if group is not None and group.reshards else []
+                rows = self._give_up_after_forward(group) if group is not None and group.reshards else []
                 self._put(number, at + 1, rows + (self._end_of_forward() if module == ROOT else []))
 
     def _after_the_optimizer(self) -> list[Inserted]:
@@ -190,36 +162,50 @@ class _Step:
             rows += [Inserted(RECORD, mark), Inserted(WAIT, mark, stream=stream)]
         return rows
 
+    def _host(self, group: Group, what: str) -> list[Inserted]:
+        """What the host does where a group is copied out, its gather included, wherever that was begun."""
+        return [] if group.module in self._whole else _host_calls(what, len(group.parameters))
+
     def _gather(self, group: Group) -> list[Inserted]:
         """Begin to gather, unless that was begun ahead or the parameters are there."""
         if group.module in self._gathers or group.module in self._whole:
             return []
-        shards = tuple(padded_shard_of(self._tensor(index), self.editor.ranks) for index in group.parameters)
-        whole = self._buffer(group.parameters)
+        among = self.editor.among if group.module not in self._parted else self.plan.resharing
+        assert among is not None
+        shards = tuple(self.sizes.part(index, among.ranks) for index in group.parameters)
+        whole = self.sizes.buffer(group.parameters)
         copied, gathered = self.editor.mark(), self.editor.mark()
         self._gathers[group.module] = gathered
         kind = StorageKind.PARAMETER
         cast, uncast = self._cast(group, shards)
         return [
+            *(self._copies_wait(self._parted[group.module]) if group.module in self._parted else []),
             *cast,
             Inserted(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(_foreach_copy(shards, shards), "launch", stream=COPY_IN),
+            self.editor.launch(_foreach_copy(shards, shards), "", stream=COPY_IN),
             Inserted(RECORD, copied, stream=COPY_IN),
             Inserted(WAIT, copied, stream=GATHER),
-            self.editor.blocking("all_gather", whole, GATHER),
+            self.editor.blocking("all_gather", whole, GATHER, call="", among=among),
             Inserted(RECORD, gathered, stream=GATHER),
             *uncast,
         ]
 
+    def _prefetch(self, modules: Sequence[int]) -> list[Inserted]:
+        """Begin to gather these, one after another."""
+        return [row for module in modules if module in self.by_module for row in self._gather(self.by_module[module])]
+
     def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Inserted], list[Inserted]]:
-        """Into the dtype that is sent, where it is not the one that is kept; and the end of that."""
+        """Into the dtype that is sent, where it is not the one that is kept, even of parts that are in it already; and
+        the end of that.
+        """
         if self.dtypes.kept is None:
             return [], []
         kind, size_bytes = StorageKind.PARAMETER, sum(shard.bytes for shard in shards)
-        kept = tuple(in_dtype(shard, self.dtypes.kept) for shard in shards)
+        from_dtype = None if group.module in self._parted else self.dtypes.kept
+        kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
             Inserted(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(_foreach_copy(shards, kept), "launch", stream=COPY_IN),
+            self.editor.launch(_foreach_copy(shards, kept), "", stream=COPY_IN),
         ]
         return begin, [Inserted(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
@@ -232,12 +218,15 @@ class _Step:
         before = self._kept
         rows = self._copies_wait(before[1]) if in_forward and before is not None else []
         rows.append(Inserted(WAIT, self._gathers.pop(group.module)))
-        parts = tuple(self._unsharded(index) for index in group.parameters)
+        parts = tuple(self.sizes.unsharded(index) for index in group.parameters)
         for storage, part in zip(group.unsharded, parts, strict=True):
             rows.append(Inserted(EventKind.ALLOC, storage, part.bytes, holds=kind))
-        copy = Operation("aten.split_with_sizes_copy.out", (self._buffer(group.parameters),), (("out", parts),), ())
+        copy = _split(self.sizes.buffer(group.parameters), parts, self.editor.ranks)
         copied = self.editor.mark()
-        rows += [self.editor.launch(copy, "launch"), Inserted(RECORD, copied)]
+        rows.append(self.editor.launch(copy, ""))
+        if self._parted.pop(group.module, None) is not None:
+            rows += self._free_parts(group)
+        rows.append(Inserted(RECORD, copied))
         if in_forward:
             if before is not None:
                 rows.append(self._free_gathered(before[0]))
@@ -256,6 +245,26 @@ class _Step:
             return []
         self._whole.discard(group.module)
         return [Inserted(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.unsharded]
+
+    def _give_up_after_forward(self, group: Group) -> list[Inserted]:
+        """But for a part, where fewer ranks share the parameters until backward."""
+        among = self.plan.resharing
+        if among is None:
+            return self._give_up(group)
+        # What no backward came for, torch frees as it is replaced.
+        rows = self._free_parts(group) if group.module not in self._entered else []
+        for part, index, freed in zip(group.parts, group.parameters, self._give_up(group), strict=True):
+            own = self.sizes.part(index, among.ranks)
+            rows += [
+                self.editor.launch(Operation("aten.clone.default", (own,), outputs=(own,)), "launch"),
+                Inserted(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
+                freed,
+            ]
+        mark = self._parted[group.module] = self.editor.mark()
+        return [*rows, Inserted(RECORD, mark)]
+
+    def _free_parts(self, group: Group) -> list[Inserted]:
+        return [Inserted(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.parts]
 
     def _end_of_forward(self) -> list[Inserted]:
         if self._kept is None:
@@ -291,13 +300,17 @@ class _Step:
             if self._scattering is not None:
                 rows.append(Inserted(WAIT, self._scattering))
                 self._scattering = None
+            if group.module in self._replicated:
+                rows.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
             if group.module in self._gathers:
                 rows += [Inserted(WAIT, self._gathers.pop(group.module)), self._free_gathered(group)]
         return rows + self._await_reduction()
 
     def _before_backward(self, group: Group) -> list[Inserted]:
         """Gather, if that was not begun ahead; then begin with the group whose backward comes next."""
-        rows = self._gather(group) + self._copy_out(group, in_forward=False)
+        rows = self._host(group, "gather") + self._gather(group) + self._copy_out(group, in_forward=False)
+        if group.behind:
+            return rows + self._prefetch(group.behind)
         before = self.groups.index(group)  # the root's backward is the first, and it is the last of them
         return rows + (self._gather(self.groups[before - 1]) if before else [])
 
@@ -305,51 +318,73 @@ class _Step:
         """Give the parameters up; in the last micro-batch, reduce the gradients, if any, and give them up too. The
         buffer that is reduced lives until the next group's turn.
         """
-        rows = self._give_up(group)
-        if not reduces:
-            return rows
-        rows += self._await_reduction()
         parameters = [index for index in group.parameters if index in self._ready]
+        rows = self._gradients.add(parameters) + self._give_up(group)
+        self._parted.pop(group.module, None)
+        if not reduces:
+            return rows + self._gradients.keep(parameters)
+        rows += self._await_reduction()
         if not parameters:
             return rows
-        whole = in_dtype(self._buffer(parameters), self.dtypes.reduced)
-        gradients = [self._gradients[index] for index in parameters if index in self._gradients]
-        freed = [Inserted(EventKind.FREE, storage) for storage in gradients]
-        tensors = tuple(self._tensor(index) for index in parameters)
+        whole = in_dtype(self.sizes.buffer(parameters), self.dtypes.reduced)
+        tensors, storages = self._gradients.take(parameters)
+        freed = [Inserted(EventKind.FREE, storage) for storage in storages]
         ready, reduced = self.editor.mark(), self.editor.mark()
-        join = Operation("aten._chunk_cat.out", (tensors, 0, self.editor.ranks), (("out", whole),), (whole,))
+        join = _join(tensors, whole, self.editor.ranks)
         self._reducing = (group, reduced)
         shard = vector(whole.numel // self.editor.ranks, whole.dtype)
         return [
             *rows,
+            *_host_calls("reduce", len(parameters)),
             Inserted(EventKind.ALLOC, group.storages.reduced, whole.bytes),
-            self.editor.launch(join, "launch"),
+            self.editor.launch(join, ""),
             *freed[-2::-1],  # the list is cleared from its end; the last is held by a loop's variable
             Inserted(RECORD, ready),
             Inserted(WAIT, ready, stream=SCATTER),
             Inserted(EventKind.ALLOC, group.storages.scattered, shard.bytes, stream=SCATTER),
-            self.editor.blocking("reduce_scatter", whole, SCATTER),
+            *divided(self.editor, whole, self._divisors(whole.dtype)[0], SCATTER),
+            self.editor.blocking("reduce_scatter", whole, SCATTER, call=""),
             Inserted(RECORD, reduced, stream=SCATTER),
-            *self._cast_back(group, shard, reduced),
+            *self._finish_reduction(group, shard, reduced),
             *freed[-1:],
         ]
 
-    def _cast_back(self, group: Group, shard: TensorSpec, reduced: int) -> list[Inserted]:
-        """Into the dtype of the parameters, where gradients were reduced in another. The last mark is awaited at the
-        end of backward.
+    def _finish_reduction(self, group: Group, shard: TensorSpec, reduced: int) -> list[Inserted]:
+        """Reduce the part among replicas, if there are several, on a stream of its own; and there, or else where it was
+        scattered, divide and cast it. The last mark is awaited at the end of backward.
         """
-        kept = in_dtype(shard, self.dtypes.kept or self._tensor(group.parameters[0]).dtype)
+        kept = in_dtype(shard, self.dtypes.kept or self.sizes.tensor(group.parameters[0]).dtype)
+        stream, rows, replicas = SCATTER, list[Inserted](), self.plan.replicas
         self._scattering = reduced
-        if kept.dtype == shard.dtype:
-            return []
+        if replicas is not None:
+            scattered, self._scattering, stream = self.editor.mark(), self.editor.mark(), REDUCE
+            rows += [
+                Inserted(RECORD, scattered, stream=SCATTER),
+                Inserted(WAIT, scattered, stream=REDUCE),
+                self.editor.blocking("all_reduce", shard, REDUCE, among=replicas),
+                Inserted(RECORD, self._scattering, stream=REDUCE),
+            ]
+        division = divided(self.editor, shard, self._divisors(shard.dtype)[1], stream)
+        if kept.dtype == shard.dtype and not division:
+            return rows
+        rows += division
         self._scattering = self.editor.mark()
+        if kept.dtype == shard.dtype:
+            return [*rows, Inserted(RECORD, self._scattering, stream=stream)]
         cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
-        return [
-            self.editor.launch(cast, "launch", stream=SCATTER),
-            Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=SCATTER),
-            Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER),
-            Inserted(RECORD, self._scattering, stream=SCATTER),
+        rows += [
+            self.editor.launch(cast, "", stream=stream),
+            Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
         ]
+        if replicas is None:
+            rows.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
+        else:
+            self._replicated.add(group.module)
+        return [*rows, Inserted(RECORD, self._scattering, stream=stream)]
+
+    def _divisors(self, dtype: str) -> tuple[float, float]:
+        copies = 1 if self.plan.replicas is None else self.plan.replicas.ranks
+        return divisors(dtype, copies * self.editor.ranks)
 
     def _await_reduction(self) -> list[Inserted]:
         if self._reducing is None:
@@ -357,18 +392,3 @@ class _Step:
         group, mark = self._reducing
         self._reducing = None
         return [Inserted(WAIT, mark), Inserted(EventKind.FREE, group.storages.reduced)]
-
-    # sizes
-
-    def _tensor(self, index: int) -> TensorSpec:
-        return self.editor.trace.parameters[index].tensor
-
-    def _unsharded(self, index: int) -> TensorSpec:
-        """With the padding: parameters are views of this."""
-        shard = padded_shard_of(self._tensor(index), self.editor.ranks)
-        return vector(shard.numel * self.editor.ranks, shard.dtype)
-
-    def _buffer(self, parameters: Sequence[int]) -> TensorSpec:
-        """All parts of these."""
-        elements = sum(self._unsharded(index).numel for index in parameters)
-        return vector(elements, self._tensor(parameters[0]).dtype)

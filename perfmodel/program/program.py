@@ -35,11 +35,21 @@ class PhaseRun:
     segment: Segment
 
 
+class Members(NamedTuple):
+    """Ranks that talk to each other. group: what they have in common: ``dp``, all of them; or of fully_shard ``shard``,
+    which share one copy of the model, ``replicate``, which hold the same shard, and ``reshard``, which share parameters
+    between forward and backward.
+    """
+
+    group: str
+    ranks: int
+
+
 class Collective(NamedTuple):
     """A collective in which this rank takes part.
 
-    size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: what the ranks have in
-    common (``dp``); one group is one communicator, which runs its collectives in order of issue, on whatever streams.
+    size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: see
+    :class:`Members`; one group is one communicator, which runs its collectives in order of issue, on whatever streams.
     """
 
     kind: str
@@ -47,6 +57,10 @@ class Collective(NamedTuple):
     size_bytes: int
     ranks: int
     group: str = "dp"
+
+    @property
+    def among(self) -> Members:
+        return Members(self.group, self.ranks)
 
 
 class Inserted(NamedTuple):

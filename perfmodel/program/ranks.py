@@ -9,10 +9,10 @@ from typing import NamedTuple
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Program
-from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, shard_of
+from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, shard_of, sharing_of
 from perfmodel.program.zero1 import by_dtype, owned_by_rank
 from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.optimizer_share import with_optimizer
+from perfmodel.workload.optimizer_share import Parts, with_optimizer
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 from perfmodel.workload.trace_store import get_optimizer_trace, get_trace
@@ -36,25 +36,35 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
     PerfModelError
         If a trace is not at hand and cannot be made, or ranks cannot share the parameters so.
     """
-    trace = _as_kept(get_trace(_as_computed(scenario), allow_import), scenario)
+    trace = _as_kept(get_trace(as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:
         return (RankProgram(tuple(range(scenario.parallelism.dp)), data_parallel_program(scenario, trace)),)
-    alike: dict[tuple[TensorSpec, ...], tuple[tuple[int | None, ...], list[int]]] = {}
-    for rank, (tensors, owners) in enumerate(shares):
-        alike.setdefault(tensors, (owners, []))[1].append(rank)
+    alike: dict[tuple[TensorSpec, ...], tuple[Share, list[int]]] = {}
+    for rank, share in enumerate(shares):
+        alike.setdefault(share.tensors, (share, []))[1].append(rank)
     found = []
-    for tensors, (owners, ranks) in alike.items():
-        share = with_optimizer(trace, get_optimizer_trace(scenario, tensors), owners)
-        found.append(RankProgram(tuple(ranks), data_parallel_program(scenario, share)))
+    for share, ranks in alike.values():
+        own = get_optimizer_trace(scenario, share.tensors, share.parts)
+        program = data_parallel_program(scenario, with_optimizer(trace, own, share.owners))
+        found.append(RankProgram(tuple(ranks), program))
     return tuple(found)
 
 
-def _as_computed(scenario: Scenario) -> Scenario:
-    """With forward and backward in the dtype that fully_shard's policy asks for."""
-    if Dtypes.of(scenario).kept is None:
+def as_computed(scenario: Scenario) -> Scenario:
+    """The scenario whose trace is run: with forward and backward in the dtype that fully_shard's policy asks for; and
+    where a gradient scaler cannot know that the optimizer is fused, since ZeroRedundancyOptimizer is around it, with
+    one that is not.
+    """
+    if scenario.parallelism.strategy == "zero1" and scenario.optimizer.implementation == "fused":
+        if scenario.precision == "amp-fp16":
+            optimizer = scenario.optimizer.model_copy(update={"implementation": "foreach"})
+            return scenario.model_copy(update={"optimizer": optimizer})
         return scenario
-    return scenario.model_copy(update={"precision": "bf16"})
+    section = scenario.parallelism.fsdp
+    if section is None or section.mixed_precision is None or Dtypes.of(scenario).kept is None:
+        return scenario
+    return scenario.model_copy(update={"precision": section.mixed_precision.param})
 
 
 def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
@@ -69,10 +79,13 @@ def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
 
 
 class Share(NamedTuple):
-    """What a rank's optimizer steps over. owners: which parameters these are, None for parts of parameters."""
+    """What a rank's optimizer steps over. owners: which parameters these are, None for parts of parameters. parts: what
+    goes before the step, if it is not that of whole parameters.
+    """
 
     tensors: tuple[TensorSpec, ...]
     owners: tuple[int | None, ...]
+    parts: Parts | None = None
 
 
 def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
@@ -90,9 +103,12 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     trained = [index for index, parameter in enumerate(trace.parameters) if parameter.requires_grad]
     if strategy != "zero1":
         kept = [in_dtype(tensors[index], Dtypes.of(scenario).kept) for index in trained]
-        shares = [_parts([shard_of(tensor, ranks, rank) for tensor in kept]) for rank in range(ranks)]
+        sharing = sharing_of(scenario.parallelism).ranks
+        parts = [[shard_of(tensor, sharing, rank % sharing) for tensor in kept] for rank in range(ranks)]
+        shares = [_parts(each, scenario) for each in parts]
     elif scenario.parallelism.zero1_form == "reduce-scatter":
-        shares = [_parts([flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)])] * ranks
+        shards = [flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)]
+        shares = [_parts(shards, scenario)] * ranks
     else:
         _check_dtypes(trace)
         dealt = [[index for index in owned if index in trained] for owned in owned_by_rank(tensors, ranks)]
@@ -105,10 +121,14 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     return shares
 
 
-def _parts(parts: Sequence[TensorSpec]) -> Share:
-    """Those of which the rank has no row cost nothing."""
+def _parts(parts: Sequence[TensorSpec], scenario: Scenario) -> Share:
+    """Those of which the rank has no row cost nothing but their place among the norms."""
     held = tuple(part for part in parts if part.numel)
-    return Share(held, (None,) * len(held))
+    are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"
+    before = None
+    if scenario.optimizer.max_grad_norm is not None or are_scaled:
+        before = Parts(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
+    return Share(held, (None,) * len(held), before)
 
 
 def _check_dtypes(trace: Trace) -> None:

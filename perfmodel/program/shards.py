@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from perfmodel.program.editor import vector
+from perfmodel.program.program import Members
 from perfmodel.workload.ops import TensorSpec, contiguous_stride
-from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario import ParallelismSection, Scenario
 
 DTYPE_OF_POLICY = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -31,6 +32,32 @@ class Dtypes:
             return cls()
         reduced = None if policy.reduce is None else DTYPE_OF_POLICY[policy.reduce]
         return cls(None if policy.param in (None, "fp32") else "float32", reduced)
+
+
+def sharing_of(section: ParallelismSection) -> Members:
+    """The ranks that share one copy of what is sharded, consecutive ones where there are several copies.
+
+    >>> sharing_of(ParallelismSection.model_validate({"dp": 8, "strategy": "zero3", "fsdp": {"replicate": 2}}))
+    Members(group='shard', ranks=4)
+    """
+    replicas = replicas_of(section)
+    return Members("dp", section.dp) if replicas is None else Members("shard", section.dp // replicas.ranks)
+
+
+def replicas_of(section: ParallelismSection) -> Members | None:
+    """The ranks that hold the same shard, one of each copy; None for one copy."""
+    copies = 1 if section.fsdp is None else section.fsdp.replicate
+    return None if copies == 1 else Members("replicate", copies)
+
+
+def resharing_of(section: ParallelismSection) -> Members | None:
+    """The consecutive ranks that share parameters between forward and backward; None where they are those that do so
+    otherwise, or each rank keeps all.
+    """
+    asked = None if section.fsdp is None else section.fsdp.reshard_after_forward
+    if type(asked) is not int or asked in (1, sharing_of(section).ranks):
+        return None
+    return Members("reshard", asked)
 
 
 def in_dtype(tensor: TensorSpec, dtype: str | None) -> TensorSpec:

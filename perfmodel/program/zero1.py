@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfmodel.program.clipping import clip_flat_parts
 from perfmodel.program.ddp import ddp
 from perfmodel.program.editor import REDUCE, Editor, vector
 from perfmodel.program.program import WAIT, Inserted, Program
@@ -85,6 +86,7 @@ def _reduce_scatter(editor: Editor, scenario: Scenario) -> Program:
         cleared.append(Inserted(EventKind.FREE, gradient))
         gathers.append(editor.blocking("all_gather", whole))
     editor.add_phase(REDUCE, steady, first)
+    clip_flat_parts(editor)
     start = editor.last("zero_grad")
     editor.edit(start, editor.program.runs[start].segment.stop, *cleared)
     end = editor.last(OPTIMIZER)

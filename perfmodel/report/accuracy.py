@@ -20,6 +20,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files import read_json, upgrade, write_atomically
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.report.choices import settings_of
+from perfmodel.report.rank_memory import RankPeaks, rank_peaks
+from perfmodel.report.strategies import Layout, layout_of
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
@@ -58,7 +60,8 @@ class Case:
     """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
     what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
     lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
-    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.report.choices`.
+    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.report.choices`. layout: None on a card
+    that was written before there were any. rank_peaks: see :func:`perfmodel.report.rank_memory.rank_peaks`.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Case:
     scenario_digest: str
     host_reference_s: tuple[float, ...] = ()
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
+    layout: Layout | None = None
+    rank_peaks: dict[str, RankPeaks] = field(default_factory=dict)
 
     def error(self, quantity: str) -> float | None:
         """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
@@ -200,6 +205,8 @@ def _case(pair: Pair) -> Case:
         scenario_digest=workload_digest({key: value for key, value in measurement.scenario.items() if key != "name"}),
         host_reference_s=measurement.host_reference_s,
         settings=settings_of(measurement.scenario),
+        layout=layout_of(measurement.scenario),
+        rank_peaks=rank_peaks(measurement, prediction.rank_memories),
     )
 
 
@@ -333,8 +340,17 @@ def load_card(path: Path) -> Card:
 
 
 def _loaded(case: dict[str, Any]) -> Case:
-    settings = {name: (digest, value) for name, (digest, value) in case.get("settings", {}).items()}
-    return Case(**{**case, "host_reference_s": tuple(case.get("host_reference_s", ())), "settings": settings})
+    layout = case.get("layout")
+    rebuilt = {
+        "host_reference_s": tuple(case.get("host_reference_s", ())),
+        "settings": {name: (digest, value) for name, (digest, value) in case.get("settings", {}).items()},
+        "layout": None if layout is None else Layout(**layout),
+        "rank_peaks": {
+            quantity: tuple(None if pair is None else (pair[0], pair[1]) for pair in pairs)
+            for quantity, pairs in case.get("rank_peaks", {}).items()
+        },
+    }
+    return Case(**{**case, **rebuilt})
 
 
 def _rounded(value: Any) -> Any:

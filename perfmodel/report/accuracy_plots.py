@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.report.accuracy import Card, Case
 from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.report.strategies_plots import save_strategy_plots
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ PICTURES = {
 
 
 def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
-    """For each quantity of the card, write predicted against measured, and errors (of many cases in columns)."""
+    """For each quantity of the card, write predicted against measured, and errors (of many cases in columns); then a
+    picture of each group of strategies.
+    """
     saved = []
     for quantity, (title, _, _) in PICTURES.items():
         if card.statistics(quantity) is None:
@@ -51,7 +54,7 @@ def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
                 beside=True,
             )
         )
-    return saved
+    return saved + save_strategy_plots(card, directory)
 
 
 def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:

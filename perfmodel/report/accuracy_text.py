@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
 from rich.console import RenderableType
 from rich.table import Table
 
 from perfmodel.report.accuracy import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
-from perfmodel.report.choices import Choice, choices
+from perfmodel.report.choices import NEAR, Choice, alike, choices
+from perfmodel.report.markdown import table
+from perfmodel.report.rank_memory import rank_memory_section
+from perfmodel.report.strategies_text import strategies_section
 from perfmodel.units import format_bytes, format_seconds
-
-NEAR = 0.01  # of the best time
 
 INTRODUCTION = """# Accuracy
 
@@ -61,8 +60,10 @@ def accuracy_markdown(card: Card) -> str:
     parts = [INTRODUCTION]
     parts += [_section(card, quantity, title, remark) for quantity, title, remark in SECTIONS]
     parts += [
+        rank_memory_section(card),
         _communication(card),
         _choices(card),
+        strategies_section(card),
         _every_case(card),
         _interval_coverage(card),
         _noise_floor(card),
@@ -87,9 +88,9 @@ def summary_line(card: Card) -> str:
 
 def case_table(card: Card) -> RenderableType:
     """Each case with what was measured and predicted, for the terminal."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("case", "", "measured", "predicted", "error"):
-        table.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True, header_style="cyan")
+        shown.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True, header_style="cyan")
     for case in card.cases:
         name = case.name
         for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS, AT_MEASURED_HOST):
@@ -98,9 +99,9 @@ def case_table(card: Card) -> RenderableType:
                 continue
             unit = format_bytes if quantity.startswith("peak") else format_seconds
             values = (unit(case.measured[quantity]), unit(case.predicted[quantity]), _percent(f"{error:+.1%}"))
-            table.add_row(name, quantity.replace("_", " "), *values)
+            shown.add_row(name, quantity.replace("_", " "), *values)
             name = ""
-    return table
+    return shown
 
 
 def _percent(text: str) -> str:
@@ -118,7 +119,7 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
     if not cells:
         return ""
     head = ("", "cases", "mean", "median", "p95", "worst", "worst case", "bias")
-    return "\n\n".join(part for part in (f"## {title}", remark, _table(head, cells)) if part)
+    return "\n\n".join(part for part in (f"## {title}", remark, table(head, cells)) if part)
 
 
 def _not_covered(card: Card) -> str:
@@ -172,7 +173,7 @@ def _communication(card: Card) -> str:
         return ""
     head = ("case", "measured", "predicted", "measured exposed", "predicted exposed", "off by, of the step")
     overlaps = ("overlap measured", "overlap predicted")
-    return "\n\n".join(["## Communication", COMMUNICATION, _table((*head, *overlaps), rows)])
+    return "\n\n".join(["## Communication", COMMUNICATION, table((*head, *overlaps), rows)])
 
 
 def _choices(card: Card) -> str:
@@ -189,7 +190,7 @@ def _choices(card: Card) -> str:
     rows = [
         [
             each.setting.partition(".")[2],
-            _alike([case.name for case in each.cases.values()]) + _profiles_of(each, card),
+            alike([case.name for case in each.cases.values()]) + _profiles_of(each, card),
             each.best,
             each.chosen,
             f"{each.costs:+.2%}",
@@ -199,7 +200,7 @@ def _choices(card: Card) -> str:
         for each in found
     ]
     head = ("setting", "cases", "fastest", "chosen", "costs", "order right", "measured and predicted")
-    return "\n\n".join(["## Choices", remark, _table(head, rows)])
+    return "\n\n".join(["## Choices", remark, table(head, rows)])
 
 
 def _profiles_of(choice: Choice, card: Card) -> str:
@@ -210,12 +211,6 @@ def _profiles_of(choice: Choice, card: Card) -> str:
 
 def _both_times(value: str, case: Case) -> str:
     return f"{value}: {format_seconds(case.measured['step'])} ({format_seconds(case.predicted['step'])})"
-
-
-def _alike(names: Sequence[str]) -> str:
-    """The words that all names begin with."""
-    columns = zip(*(name.partition(" (")[0].split("-") for name in names), strict=False)
-    return "-".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _every_case(card: Card) -> str:
@@ -231,7 +226,7 @@ def _every_case(card: Card) -> str:
         + [_error(case, quantity) for quantity in COLUMNS]
         for case in card.cases
     ]
-    return f"## Every case\n\n{_table(head, rows)}"
+    return f"## Every case\n\n{table(head, rows)}"
 
 
 def _error(case: Case, quantity: str) -> str:
@@ -250,7 +245,7 @@ def _noise_floor(card: Card) -> str:
     rows = [
         [case.name, str(case.steps), f"{case.spread:.2%}"] for case in sorted(card.cases, key=lambda case: -case.spread)
     ]
-    spread = _table(("case", "steps", "spread"), rows)
+    spread = table(("case", "steps", "spread"), rows)
     remark = "Spread: standard deviation of a measurement's steps over their median, largest first."
     return "\n\n".join(["## Noise floor", remark, spread, _repeats(card)]).rstrip()
 
@@ -262,7 +257,7 @@ def _repeats(card: Card) -> str:
         rows.append([", ".join(case.name for case in cases), f"{(max(times) - min(times)) / min(times):.2%}"])
     if not rows:
         return "No scenario was measured twice."
-    return "Scenarios measured more than once, and how far their medians lie apart:\n\n" + _table(
+    return "Scenarios measured more than once, and how far their medians lie apart:\n\n" + table(
         ("cases", "apart"), rows
     )
 
@@ -274,9 +269,4 @@ def _versions(card: Card) -> str:
         row = (case.profile, *(case.versions.get(name, "") for name in names))
         seen[row] = seen.get(row, 0) + 1
     rows = [[*row, str(count)] for row, count in seen.items()]
-    return f"## Versions\n\n{_table(('profile', *names, 'cases'), rows)}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
+    return f"## Versions\n\n{table(('profile', *names, 'cases'), rows)}"

@@ -5,8 +5,9 @@ Measurements that differ in one setting alone are one choice: buckets of several
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.workload.scenario import workload_digest
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy")
 DEFAULT = "default"
+NEAR = 0.01  # measured values that lie no further apart are as good as each other
 
 
 def settings_of(scenario: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -60,8 +62,38 @@ class Choice:
     @property
     def order_is_right(self) -> bool:
         """Whether the prediction puts all values into the measured order."""
-        times_s = [case.predicted["step"] for case in self.cases.values()]
-        return times_s == sorted(times_s)
+        return not swaps(self.cases, "step")
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two cases, named as among others, that are predicted in another order than measured, smaller (measured) first.
+
+    apart: by how much the larger measured value exceeds the smaller, as a share of the smaller.
+    """
+
+    smaller: str
+    larger: str
+    apart: float
+
+
+def swaps(cases: Mapping[str, Case], quantity: str) -> list[Swap]:
+    """All pairs of ``cases`` whose ``quantity`` is predicted the other way round than measured.
+
+    Cases that lack it, measured or predicted, are left out. What is equal on either side is in no wrong order.
+    """
+    known = {
+        name: (case.measured[quantity], case.predicted[quantity])
+        for name, case in cases.items()
+        if quantity in case.measured and quantity in case.predicted
+    }
+    found = []
+    for pair in combinations(known, 2):
+        smaller, larger = sorted(pair, key=lambda name: known[name][0])
+        (least, least_predicted), (most, most_predicted) = known[smaller], known[larger]
+        if least < most and least_predicted > most_predicted:
+            found.append(Swap(smaller, larger, most / least - 1))
+    return found
 
 
 def choices(cases: Iterable[Case]) -> list[Choice]:
@@ -76,3 +108,13 @@ def choices(cases: Iterable[Case]) -> list[Choice]:
         if len(values) > 1
     ]
     return sorted(made, key=lambda each: (each.setting, min(case.name for case in each.cases.values())))
+
+
+def alike(names: Sequence[str]) -> str:
+    """The words that all names of cases begin with, without the folders that tell measurements of one case apart.
+
+    >>> alike(["gpt-large-ddp2", "gpt-large-ddp4 (node)"])
+    'gpt-large'
+    """
+    columns = zip(*(name.partition(" (")[0].split("-") for name in names), strict=False)
+    return "-".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))

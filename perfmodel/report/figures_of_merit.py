@@ -5,7 +5,14 @@ from __future__ import annotations
 from perfmodel.simulate.prediction import Prediction
 
 # The arithmetic whose datasheet peak a precision is held against.
-ARITHMETIC_OF_PRECISION = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "amp-bf16": "bf16", "amp-fp16": "fp16"}
+ARITHMETIC_OF_PRECISION = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "amp-bf16": "bf16",
+    "amp-fp16": "fp16",
+}
 
 
 def samples_per_step(prediction: Prediction) -> int:

@@ -129,7 +129,7 @@ def _line(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number
         ax.plot(at, y, color=colour, marker=marker, markersize=9, linewidth=2, label=name)
         if count <= FEW_BANDS:
             ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-        ax.errorbar(at, y, _reach(y, low, high), fmt="none", ecolor=colour, capsize=5, linewidth=1.5)
+        _intervals(ax, points, colour)
     _cross(ax, x, there, colour, None if points else name, number % len(COLOURS))
 
 
@@ -137,15 +137,19 @@ def _bars(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number
     colour = COLOURS[number % len(COLOURS)]
     points = [(at, *each) for at, each in zip(x, there, strict=True) if each is not None]
     if points:
-        at, y, low, high = (list(column) for column in zip(*points, strict=True))
+        at, y, *_ = (list(column) for column in zip(*points, strict=True))
         ax.bar(at, y, 0.8 / count, color=colour, label=name)
-        ax.errorbar(at, y, _reach(y, low, high), fmt="none", ecolor="black", capsize=5, linewidth=1.5)
+        _intervals(ax, points, "black")
     _cross(ax, x, there, colour, None if points else name)
 
 
-def _reach(y: list[float], low: list[float], high: list[float]) -> list[list[float]]:
-    """Below and above, as errorbar takes them."""
-    return [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
+def _intervals(ax: Axes, points: list[tuple[float, float, float, float]], colour: str) -> None:
+    """Of those that have one; points: place, value, low and high."""
+    wide = [each for each in points if each[2] < each[3]]
+    if wide:
+        at, y, low, high = zip(*wide, strict=True)
+        below_and_above = [[a - b for a, b in zip(y, low, strict=True)], [b - a for a, b in zip(y, high, strict=True)]]
+        ax.errorbar(at, y, below_and_above, fmt="none", ecolor=colour, capsize=5, linewidth=1.5)
 
 
 def _cross(ax: Axes, x: Sequence[float], there: list[_Heights], colour: str, name: str | None, level: int = 0) -> None:

@@ -27,6 +27,8 @@ def sweep_text(result: SweepResult) -> str:
         lines += ["", rendered(_table(result), WIDEST).rstrip()]
     ties = [_tie(rank, list(group)) for rank, group in groupby(result.ranked, lambda each: each.rank or 0)]
     lines += ["", *filter(None, ties)] if any(ties) else []
+    notes = _notes(result.ranked)
+    lines += ["", *notes] if notes else []
     if result.unranked:
         lines += ["", "without a rank:", *(f"  {label(each.values)}: {each.reason}" for each in result.unranked)]
     if result.ranked:
@@ -91,6 +93,24 @@ def _tie(rank: int, group: list[Configuration]) -> str:
         f"{_counted(len(group), 'configuration')} share rank {rank}: their 90 % intervals overlap that of the first of "
         f"them, so which is faster is not known"
     )
+
+
+def _notes(ranked: tuple[Configuration, ...]) -> list[str]:
+    """Each distinct assumption and warning once, with the configurations that it holds for unless it does for all."""
+    found: dict[str, list[Configuration]] = {}
+    for each in ranked:
+        assert each.outcome is not None
+        notes = [f"assuming {text}" for text in each.outcome.assumptions]
+        for note in notes + [f"warning: {text}" for text in each.outcome.warnings]:
+            found.setdefault(note, []).append(each)
+    in_order = sorted(found, key=lambda note: note.startswith("warning"))
+    return [f"{note}{_holding_for(found[note], ranked)}" for note in in_order]
+
+
+def _holding_for(those: list[Configuration], ranked: tuple[Configuration, ...]) -> str:
+    if len(those) == len(ranked):
+        return ""
+    return f" ({label(those[0].values)})" if len(those) == 1 else f" ({len(those)} of {len(ranked)} configurations)"
 
 
 def _verdict(ranked: tuple[Configuration, ...]) -> str:

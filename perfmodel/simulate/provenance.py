@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
+from perfmodel.cost.groups import Route
 from perfmodel.cost.host import REFERENCE
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
@@ -35,14 +36,19 @@ def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> di
     return {source: time_s / total_s for source, time_s in seconds.items()}
 
 
-def assumptions(scenario: Scenario, interconnect: Interconnect | None) -> tuple[str, ...]:
+def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: Iterable[Route] = ()) -> tuple[str, ...]:
     """What nobody measured and the scenario or the profile supposes; each ends a sentence that begins "assuming".
 
-    interconnect: the one in use; None where one rank talks to nobody.
+    interconnect: the one in use; None where one rank talks to nobody. routes: of the step's collectives.
     """
     found = []
     if interconnect is not None and interconnect.bandwidth_factor != 1:
         found.append(f"links {interconnect.bandwidth_factor:g} x as fast as measured")
+    inside = dict.fromkeys(route.name for route in routes if route.interconnect is not interconnect)
+    found += [f"groups inside a node as over {name}" for name in inside]
+    sharing = max((route.sharing for route in routes), default=1)
+    if sharing > 1:
+        found.append(f"{sharing} groups of replicas that share each node's wire evenly")
     speeds = scenario.hardware.gpu_speeds or ()
     if any(speed != 1 for speed in speeds):
         found.append(f"GPU speeds {', '.join(f'{speed:g}' for speed in speeds)}")
@@ -71,27 +77,32 @@ def kernel_warnings(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[
 
 
 def communication_warnings(
-    program: Program, costs: Sequence[CollectiveCost], profile: Profile, name: str, interconnect: Interconnect
+    program: Program, costs: Sequence[CollectiveCost], routes: Sequence[Route], profile: Profile, own: str
 ) -> Iterator[str]:
-    """Collectives that are extrapolated, and what the interconnect called ``name`` lacks; none where a step has no
+    """Collectives that are extrapolated, and what the interconnects that they run over lack; none where a step has no
     collectives.
+
+    costs, routes: by collective. own: name of the interconnect in use.
     """
-    if not program.collectives:
-        return
-    remedy = f"`perfmodel calibrate --interconnect {name}"
-    far = [each for each, cost in zip(program.collectives, costs, strict=True) if cost.source == "extrapolated"]
-    for ranks, words in dict.fromkeys((each.ranks, extrapolation(each.kind, each.ranks, interconnect)) for each in far):
-        yield f"{words}: {remedy} --ranks {ranks} --scenario FILE` measures them"
-    missing = list(_missing(profile, interconnect))
-    if missing:
-        yield f"interconnect {name} has {', '.join(missing)}: {remedy}` measures what is missing"
+    ran = zip(program.collectives, costs, routes, strict=True)
+    far = [(route, each) for each, cost, route in ran if cost.source == "extrapolated"]
+    words = ((route.name, each.ranks, extrapolation(each.kind, each.ranks, route.interconnect)) for route, each in far)
+    for name, ranks, text in dict.fromkeys(words):
+        yield f"{text}: `perfmodel calibrate --interconnect {name} --ranks {ranks} --scenario FILE` measures them"
+    for name, interconnect in {route.name: route.interconnect for route in routes}.items():
+        missing = list(_missing(profile, interconnect, name == own))
+        if missing:
+            yield (
+                f"interconnect {name} has {', '.join(missing)}: `perfmodel calibrate --interconnect {name}` measures "
+                "what is missing"
+            )
 
 
-def _missing(profile: Profile, interconnect: Interconnect) -> Iterator[str]:
+def _missing(profile: Profile, interconnect: Interconnect, has_calls: bool) -> Iterator[str]:
     """What a step on this device would use, with what is supposed instead. On a CPU neither kernels beside collectives
-    nor device memory are predicted.
+    nor device memory are predicted. has_calls: whether calls cost the host what they cost over this one.
     """
-    if not interconnect.host.keys() - {REFERENCE}:
+    if has_calls and not interconnect.host.keys() - {REFERENCE}:
         yield "no host call times (a call is taken to cost no more than a kernel's launch)"
     if profile.device.kind != "cuda":
         return

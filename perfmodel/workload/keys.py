@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import Any
 
 from perfmodel.workload.ops import Argument, Operation, TensorSpec, repeated_runs
 
@@ -82,3 +83,12 @@ def _list_text(items: tuple[Argument, ...], scalars_matter: bool) -> str:
     total = sum(tensor.numel for tensor in tensors)
     place = "" if tensors[0].device == "cuda" else f"@{tensors[0].device}"
     return f"[{len(items)} {tensors[0].dtype}{place} {total} {digest}]"
+
+
+def optimizer_prefix(workload: dict[str, Any]) -> str:
+    """What the host keys of a workload's optimizer begin with: ``optimizer adamw foreach``, and ``optimizer
+    sgd-momentum fused`` where there is momentum.
+    """
+    section = workload.get("optimizer", {})
+    momentum = "-momentum" if section.get("momentum") else ""
+    return f"optimizer {section.get('name', 'adamw')}{momentum} {section.get('implementation', 'foreach')}"

@@ -20,7 +20,7 @@ SCENARIO_VERSION = 1
 
 Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]  # beyond, sizes of tensors overflow
 MicroBatches = Annotated[int, Field(ge=1, le=1024, strict=True)]  # each is simulated
-Precision = Literal["fp32", "tf32", "bf16", "amp-bf16", "amp-fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 
 
 class _Section(BaseModel):
@@ -101,8 +101,9 @@ class FsdpSection(_Section):
 
     wrap: a group of parameters for each block and one for the rest (``blocks``), or one for all (``root``).
     reshard_after_forward: overrides the strategy's own, false for zero2 and true for zero3; a number of ranks keeps
-    shards of so many. replicate: copies of the sharded model (HSDP). offload: shards live in host memory.
-    forward_prefetch, backward_prefetch: how many groups ahead parameters are gathered; absent: torch's implicit way.
+    a part of so many's (1: false). replicate: copies of the sharded model (HSDP), each over consecutive ranks. offload:
+    shards live in host memory. forward_prefetch, backward_prefetch: how many of the next blocks in forward, or of those
+    before in backward, each block gathers ahead; absent: torch's implicit way.
     """
 
     mixed_precision: MixedPrecisionSection | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.workload.scenario import workload_digest, workload_of
@@ -16,6 +16,7 @@ from perfmodel.workload.trace_file import Trace, load_trace, save_trace
 
 if TYPE_CHECKING:
     from perfmodel.workload.ops import TensorSpec
+    from perfmodel.workload.optimizer_share import Parts
     from perfmodel.workload.scenario import Scenario
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
@@ -35,9 +36,14 @@ def trace_name(scenario: Scenario) -> str:
     return f"{scenario.model.family or 'target'}-{workload_digest(workload_of(scenario))}"
 
 
-def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec]) -> str:
-    """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer and of what it steps over."""
-    workload = {"optimizer": scenario.optimizer.model_dump(mode="json"), "tensors": [each.text for each in tensors]}
+def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> str:
+    """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer, of what it steps over, and of what goes before."""
+    workload: dict[str, Any] = {
+        "optimizer": scenario.optimizer.model_dump(mode="json"),
+        "tensors": [each.text for each in tensors],
+    }
+    if parts is not None:
+        workload["parts"] = parts._asdict()
     return f"optimizer-{workload_digest(workload)}"
 
 
@@ -66,7 +72,7 @@ def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
     return _get(trace_name(scenario), make, scenario.model.target is None, allow_import)
 
 
-def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Trace:
+def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
     """The scenario's optimizer over parameters like these alone: remembered, loaded, or made now and cached.
 
     Raises
@@ -78,9 +84,9 @@ def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Tr
     def make() -> Trace:
         with _torch_needed(scenario):
             from perfmodel.workload.trace.optimizer import trace_optimizer
-        return trace_optimizer(scenario, tensors)
+        return trace_optimizer(scenario, tensors, parts)
 
-    return _get(optimizer_trace_name(scenario, tensors), make)
+    return _get(optimizer_trace_name(scenario, tensors, parts), make)
 
 
 def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_import: bool = False) -> Trace:

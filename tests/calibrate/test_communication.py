@@ -20,7 +20,7 @@ from perfmodel.workload.scenario import Scenario
 @pytest.fixture(scope="module")
 def gloo() -> Measured:
     exact = (("all_reduce", "float32", 12344, 2),)
-    found = measure(Request("gloo", 2, "cpu", 60.0, exact, most_bytes=4096), timeout_s=90)
+    found = measure(Request("gloo", 2, "cpu", 60.0, exact, most_bytes=4096), timeout_s=180)
     assert found is not None
     return found
 
@@ -39,7 +39,13 @@ def test_every_kind_is_measured_over_the_ladder_and_the_exact_sizes(gloo) -> Non
 def test_host_calls_are_measured(gloo) -> None:
     found = gloo.interconnect
     ddp = {"ddp forward", "ddp parameter", "ddp bucket"}
-    assert set(found.host) == {"reference", "all_reduce", "all_reduce async", "wait", *ddp}
+    sharded = {f"fsdp {what} {each}" for what in ("forward", "gather", "reduce") for each in ("group", "parameter")}
+    loops = ("clip", "zero_grad", "optimizer adamw foreach", "optimizer adamw fused", "optimizer sgd-momentum for-loop")
+    over_dtensors = {f"dtensor {loop}{each}" for loop in loops for each in ("", " parameter")}
+    assert {"reference", "all_reduce", "all_reduce async", "wait", *ddp, *sharded, *over_dtensors} <= set(found.host)
+    assert "dtensor optimizer sgd fused" not in found.host  # torch has no rule for it
+    assert sum(found.host[name].time_s for name in sharded) > 0
+    assert found.host["dtensor optimizer adamw for-loop parameter"].time_s > 0
     assert all(call.time_s >= 0 for call in found.host.values())
     assert (found.backend, found.nodes, found.contention) == ("gloo", 1, {})
 
@@ -128,6 +134,25 @@ def test_an_interconnect_is_added_to_a_profile(path: Path, asked: list[tuple[Req
     assert request.reference_s == 0.003
     assert request.stages == interconnect_session.GENERAL
     assert [(kind, ranks) for kind, _, _, ranks in request.exact] == [("all_reduce", 2)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dp", "expected"),
+    [
+        (1, 4, {("all_gather", 2), ("reduce_scatter", 2), ("all_reduce", 2)}),
+        (2, 4, {("all_reduce", 2)}),  # the shards of two ranks are inside the nodes
+        (2, 2, {("all_gather", 2), ("reduce_scatter", 2)}),  # of which each has one
+    ],
+)
+def test_groups_inside_a_node_are_not_asked_of_the_wires_between_nodes(
+    path: Path, asked: list[tuple[Request, float]], nodes: int, dp: int, expected: set[tuple[str, int]]
+) -> None:
+    fsdp = {"replicate": 2} if dp == 4 else {}
+    sections = {"parallelism": {"dp": dp, "strategy": "zero3", "fsdp": fsdp}, "hardware": {"profile": "c", "gpus": dp}}
+    sharded = Scenario.model_validate(ddp_scenario().model_dump(exclude={"parallelism", "hardware"}) | sections)
+    calibrate_interconnect(path, "gloo", "cpu", 4, [sharded], nodes=nodes, rendezvous="host:1" if nodes > 1 else None)
+    ((request, _),) = asked
+    assert {(kind, ranks) for kind, _, _, ranks in request.exact} == expected
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,16 @@ def test_collectives_of_two_ranks(tmp_path):
 
 
 def test_calls_of_two_ranks():
-    found = measure(replace(QUICK, exact=(), stages=("calls", "collective calls"), passes=1, reference_s=1e-3), 120.0)
+    found = measure(replace(QUICK, exact=(), stages=("calls", "collective calls"), passes=1, reference_s=1e-3), 180.0)
     names = {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
     whole = (
         names
         | {f"{name} async" for name in names}
         | {"wait", "reference", "ddp forward", "ddp parameter", "ddp bucket"}
     )
-    assert set(found.interconnect.host) == whole
+    sharded = {name for name in found.interconnect.host if name.startswith(("fsdp ", "dtensor "))}
+    assert set(found.interconnect.host) - sharded == whole
+    assert sharded
     assert all(found.interconnect.host[name].time_s > 0 for name in names)
     assert (found.interconnect.collectives, found.transfers) == ({}, {})
 

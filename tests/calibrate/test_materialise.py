@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from calibrate.jobs import program_jobs
 from calibrate.materialise import materialise, resolve
 from perfmodel.errors import PerfModelError
+from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.scenario import Scenario
 from tests.calibrate.operations import OPERATIONS, op, t
 
 REPEATS = 300
@@ -95,6 +98,49 @@ def test_trailing_defaults_stay_left_out() -> None:
 def test_an_unknown_operator_is_named() -> None:
     with pytest.raises(PerfModelError, match=r"'aten\.mmm\.default' must exist in torch"):
         resolve("aten.mmm.default")
+
+
+FSDP = {
+    "model": {"family": "gpt", "size": "tiny", "layers": 1},
+    "batch": {"size": 1, "sequence_length": 8},
+    "parallelism": {"dp": 4, "strategy": "zero3"},
+    "hardware": {"profile": "any", "gpus": 4},
+}
+BF16_TO_FP32 = {"param": "bf16", "reduce": "fp32"}
+
+
+@pytest.mark.parametrize("policy", [None, BF16_TO_FP32, {"param": "bf16"}])
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_what_fully_shard_runs_can_be_measured(policy: dict[str, str] | None, implementation: str) -> None:
+    """Its copies, and the optimizer of each rank's part, as calibration asks for them."""
+    parallelism = FSDP["parallelism"] | {"fsdp": {"mixed_precision": policy}}  # type: ignore[operator]
+    optimizer = {"name": "adamw", "implementation": implementation}
+    scenario = Scenario.model_validate(FSDP | {"parallelism": parallelism, "optimizer": optimizer})
+    jobs = [job for each in rank_programs(scenario) for job in program_jobs(each.program, scenario.matmul_tf32)]
+    names = {job.operation.name for job in jobs}
+    copies = {"aten._foreach_copy_.default", "aten.split_with_sizes_copy.out", "aten._chunk_cat.out"}
+    assert names >= copies | ({"aten._to_copy.default"} if policy == {"param": "bf16"} else set())
+    assert any(name.startswith(("aten._fused_adamw_", "aten._foreach_lerp_")) for name in names)
+    for job in {job.key: job for job in jobs}.values():
+        materialise(job.operation, "cpu")()
+
+
+def test_a_gathered_buffer_is_split_into_parameters() -> None:
+    parts = (t("float32[2,3]"), t("float32[2,1]"))
+    call = materialise(
+        Operation("aten.split_with_sizes_copy.out", (t("float32[2,4]"), (3, 1), 1), (("out", parts),)), "cpu"
+    )
+    call()
+    assert torch.equal(torch.cat(call.keywords["out"], 1), call.arguments[0])
+
+
+def test_gradients_are_joined_padded_and_cast() -> None:
+    gradients, joined = (t("bfloat16[3,2]"), t("bfloat16[4]")), t("float32[2,6]")
+    call = materialise(Operation("aten._chunk_cat.out", (gradients, 0, 2), (("out", joined),)), "cpu")
+    call()
+    (first, second), made = call.arguments[0], call.keywords["out"]
+    padded = torch.cat([first.flatten(), torch.zeros(2)])
+    assert torch.equal(made, torch.cat([padded.view(2, 4), second.view(2, 2)], 1).float())
 
 
 def test_a_tensor_that_is_passed_twice_is_one() -> None:

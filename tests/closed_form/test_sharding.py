@@ -27,7 +27,7 @@ S = symbols()
 FORMS = ("ddp", "zero1_broadcast", "zero1_reduce_scatter", "zero2", "zero3", "hsdp")
 RING_OF = {"broadcast": "broadcasts"}  # many of one rank's each, as one of everybody's
 KINDS = (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE)
-FULLY_SHARD = ("zero2", "zero3")
+FULLY_SHARD = ("zero2", "zero3", "hsdp")
 BUCKET_VIEW = {"gradient_as_bucket_view": True}
 SECTIONS = {
     "ddp": {"strategy": "ddp", **BUCKET_VIEW},
@@ -36,6 +36,7 @@ SECTIONS = {
     "zero2": {"strategy": "zero2"},
     "zero3": {"strategy": "zero3"},
 }
+REPLICATED = [(4, 2), (6, 3), (8, 2), (8, 4)]  # ranks and replicas
 
 
 def expression(name: str, **values: object) -> sympy.Expr:
@@ -203,14 +204,15 @@ def test_ranks_of_fully_shard_keep_a_share_each_of_everything(form: str, reshard
 # The simulator
 
 
-def programs(form: str, ranks: int) -> tuple[RankProgram, ...]:
+def programs(form: str, ranks: int, replicas: int = 1) -> tuple[RankProgram, ...]:
+    replicated = {"strategy": "zero3", "fsdp": {"replicate": replicas}}
     return rank_programs(
         Scenario.model_validate(
             {
                 "name": "tiny",
                 "model": {"family": "gpt", "size": "tiny"},
                 "batch": {"size": 2, "sequence_length": 8},
-                "parallelism": {"dp": ranks, **SECTIONS[form]},
+                "parallelism": {"dp": ranks, **SECTIONS.get(form, replicated)},
                 "hardware": {"profile": "x", "gpus": ranks},
             }
         )
@@ -253,6 +255,22 @@ def test_sizes_are_those_of_the_program(form: str, ranks: int) -> None:
         assert sum(map(sent_bytes, moved)) == expression(f"{form}_sent_bytes", **given)
 
 
+@pytest.mark.parametrize(("ranks", "replicas"), REPLICATED)
+def test_sizes_are_those_of_the_program_with_replicas(ranks: int, replicas: int) -> None:
+    """Rows are padded for the ranks that share a copy."""
+    shards = ranks // replicas
+    found = programs("hsdp", ranks, replicas)
+    assert sorted(rank for each in found for rank in each.ranks) == list(range(ranks))
+    for each in found:
+        padded, root = (padded_bytes("hsdp", each.program, shards, names) for names in ("", r"(?!layers\.)"))
+        given = {"G": padded, "W": padded, "W_r": root, "N": ranks, "R": replicas, "A": 1}
+        moved = issued(each.program)
+        assert sum(one.size_bytes for one in moved) == expression("hsdp_communication_bytes", **given)
+        assert sum(map(sent_bytes, moved)) == expression("hsdp_sent_bytes", **given)
+        groups = {(one.group, one.ranks) for one in each.program.collectives}
+        assert groups == {("shard", shards), ("replicate", replicas)}
+
+
 def rounded(sizes: list[int]) -> int:
     """As the allocator rounds each."""
     return sum(-(-size // 512) * 512 for size in sizes)
@@ -264,8 +282,8 @@ def kept_bytes(each: RankProgram) -> list[int]:
     return [int(memory.kind_bytes[kind][0]) for kind in KINDS]
 
 
-def expected_state_bytes(form: str, whole_bytes: float, ranks: int) -> float:
-    values = {"W": whole_bytes, "G": whole_bytes, "K": 2 * whole_bytes, "N": ranks}
+def expected_state_bytes(form: str, whole_bytes: float, ranks: int, replicas: int = 1) -> float:
+    values = {"W": whole_bytes, "G": whole_bytes, "K": 2 * whole_bytes, "N": ranks, "R": replicas}
     return float(expression(f"{form}_state_bytes", **values))
 
 
@@ -310,13 +328,20 @@ def test_shares_of_the_reduce_scatter_form_are_equal(ranks: int) -> None:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("form", FULLY_SHARD)
-def test_shares_of_fully_shard_are_equal(form: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("form", "ranks", "replicas"),
+    [
+        *((form, ranks, 1) for form in ("zero2", "zero3") for ranks in (2, 4)),
+        ("hsdp", 4, 2),
+        ("hsdp", 8, 2),
+        ("hsdp", 8, 4),
+    ],
+)
+def test_shares_of_fully_shard_are_equal(form: str, ranks: int, replicas: int) -> None:
     """Where every parameter's rows divide; each rank's part of each is rounded."""
-    (each,) = programs(form, ranks)
+    (each,) = programs(form, ranks, replicas)
     sizes = tensor_bytes(each.program)
-    assert padded_bytes(form, each.program, ranks) == sum(sizes)
+    assert padded_bytes(form, each.program, ranks // replicas) == sum(sizes)
     assert sum(kept_bytes(each)) == pytest.approx(
-        expected_state_bytes(form, sum(sizes), ranks), abs=4 * 512 * len(sizes)
+        expected_state_bytes(form, sum(sizes), ranks, replicas), abs=4 * 512 * len(sizes)
     )

@@ -58,7 +58,7 @@ def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
     costs = [cost("gemm", "fp32"), cost("pointwise")]
     operation, duration_s = np.array([0, 1, 0]), np.array([10.0, 20.0, 30.0])
     known = wired(gemm_fp32=(1.25, 1.5, 0.5), pointwise=(1.1, 2.0, 1.0))
-    first, second = slowdowns(program, costs, operation, duration_s, known)
+    first, second = slowdowns(program, costs, operation, duration_s, [known] * 2)
     assert first is second
     assert first.compute_factor.tolist() == [1.25, 1.1, 1.25]
     assert first.communication_factor.tolist() == [1.5, 2.0, 1.5]
@@ -73,18 +73,25 @@ def test_products_between_small_and_large_lie_between_them(time_s: float, factor
     small = Coupling(compute_factor=2.0, communication_factor=1.0, tail_share=0.2, kernel_s=1e-4)
     large = Coupling(compute_factor=1.0, communication_factor=3.0, tail_share=1.0, kernel_s=1e-2)
     wires = Interconnect(backend="nccl", couplings={"gemm_bf16": large, "gemm_bf16_small": small})
-    (found,) = slowdowns(program, [cost("gemm", "bf16", time_s)], np.array([0]), np.array([1.0]), wires)
+    (found,) = slowdowns(program, [cost("gemm", "bf16", time_s)], np.array([0]), np.array([1.0]), [wires])
     assert (found.compute_factor[0], found.communication_factor[0], found.tail_s[0]) == pytest.approx(factors)
 
 
 def test_nothing_measured_slows_nothing() -> None:
     program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
-    assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), wired()) == ()
+    assert slowdowns(program, [cost("gemm")], np.array([0]), np.array([1.0]), [wired()]) == ()
 
 
 @pytest.mark.parametrize(("couplings", "factor"), [({}, 1.25), ({"convolution": (1.5, 1.0, 1.0)}, 1.5)])
 def test_convolutions_are_like_products_until_they_are_measured(couplings: dict, factor: float) -> None:
     program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
     known = wired(gemm_fp32=(1.25, 1.0, 1.0), **couplings)
-    (found,) = slowdowns(program, [cost("convolution_forward")], np.array([0]), np.array([1.0]), known)
+    (found,) = slowdowns(program, [cost("convolution_forward")], np.array([0]), np.array([1.0]), [known])
     assert found.compute_factor.tolist() == [factor]
+
+
+def test_each_collective_takes_the_couplings_of_its_own_wires() -> None:
+    program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),) * 3)
+    wires = [wired(gemm_fp32=(1.25, 1.0, 1.0)), wired(), wired(gemm_fp32=(1.5, 1.0, 1.0))]
+    found = slowdowns(program, [cost("gemm", "fp32")], np.array([0]), np.array([1.0]), wires)
+    assert [each.compute_factor.tolist() for each in found] == [[1.25], [1.0], [1.5]]

@@ -15,13 +15,13 @@ from perfmodel.cost.host import (
     key_flags,
     list_key,
     node_key,
-    optimizer_prefix,
     piece_key,
 )
 from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
 from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
-from perfmodel.program.program import Program, single_device_program
+from perfmodel.program.program import HOST, Edit, Inserted, Program, single_device_program
+from perfmodel.workload.keys import optimizer_prefix
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Trace
 
@@ -309,6 +309,25 @@ def test_a_loop_over_just_these_parameters_goes_before_the_line() -> None:
 def test_a_phase_without_operators_is_spread_over_its_events() -> None:
     program = program_of(("zero_grad", -1, [(EventKind.FREE, 0), (EventKind.FREE, 1)]), parameters=2)
     assert costs_us(program, {"zero_grad": 6}) == [3, 3]
+
+
+def test_calls_that_strategies_insert_cost_what_was_measured_or_what_they_consist_of() -> None:
+    program = program_of(("forward", 0, [op("mm")]))
+    names = ("all_reduce", "fsdp forward group", "fsdp forward parameter", "fsdp reduce group", "dtensor clip")
+    rows = tuple(Inserted(HOST, call=name, share=2.0) for name in names)
+    program = replace(program, edits=(Edit(0, 0, rows),))
+    records = {name: HostRecord(time_s=seconds * US) for name, seconds in (("call", 3), ("launch", 1))}
+    profile = profile_of({}).model_copy(update={"host": records})
+
+    def found(**calls_us: float) -> list[float]:
+        calls = {name.replace("_", " "): CallRecord(time_s=value * US) for name, value in calls_us.items()}
+        calls["all_gather"] = CallRecord(time_s=50 * US)
+        wires = Interconnect(backend="nccl", host=calls)
+        return [round(float(each) / US, 6) for each in host_costs(program, profile, "fp32", wires)[:5]]
+
+    assert found() == [8, 2 * (50 + 4 + 4), 0, 2 * (4 + 4), 2 * (4 + 4 + 4)]
+    measured = {"fsdp_forward_group": 200, "fsdp_forward_parameter": 7, "fsdp_reduce_group": 90, "dtensor_clip": 30}
+    assert found(**measured) == [8, 400, 14, 180, 60]
 
 
 def test_nothing_measured_costs_nothing() -> None:

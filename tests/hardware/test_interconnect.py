@@ -43,7 +43,7 @@ def test_communicators_take_no_less_than_nothing(path: Path) -> None:
     ):
         load_profile(changed(path, communicator_bytes={"2": -1}))
     found = load_profile(changed(path, communicator_bytes={"2": 0, "library": 5})).interconnects["nvlink"]
-    assert communicators_bytes([2], found) == 5
+    assert communicators_bytes([(2, found)]) == 5
 
 
 @pytest.mark.parametrize(

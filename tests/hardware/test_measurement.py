@@ -58,7 +58,8 @@ def test_what_ranks_saw_is_kept(tmp_path: Path) -> None:
     )
     save_measurement(ranked, tmp_path / "ranks.json")
     assert load_measurement(tmp_path / "ranks.json") == ranked
-    assert rank.peak_allocated_bytes == 5  # of the second step on
+    assert rank.steady_memory == memory[-1]
+    assert rank.model_copy(update={"memory": memory[:2]}).steady_memory is None
 
 
 def test_the_peak_is_that_of_the_rank_that_takes_most() -> None:

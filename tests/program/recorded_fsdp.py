@@ -22,6 +22,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param as fsdp_param
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 from torch.distributed.fsdp._fully_shard import _fsdp_state as fsdp_state
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -56,6 +57,8 @@ class Variant:
     forward_prefetch: int = 0
     backward_prefetch: int = 0
     clip: bool = False
+    scaled: bool = False  # by a gradient scaler, without autocast
+    fused: bool = False  # optimizer
 
 
 # The model
@@ -243,11 +246,13 @@ def record_steps(variant: Variant, steps: int = 3) -> list[list[Record]]:
     try:
         with _torch_reports(recorder, variant):
             model = _sharded(variant, recorder)
-            optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=not variant.fused, fused=variant.fused)
+            scaler = torch.amp.GradScaler("cpu", enabled=variant.scaled)
             with recorder:
-                return [_step(model, optimizer, variant, recorder) for _ in range(steps)]
+                return [_step(model, optimizer, scaler, variant, recorder) for _ in range(steps)]
     finally:
         recorder.ledger.close()
+        _clear_sharding_prop_cache()  # it has groups that are gone
         if collecting:
             gc.enable()
         dist.destroy_process_group()
@@ -286,7 +291,9 @@ def _mesh(variant: Variant) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, variant: Variant, recorder: Recorder) -> list[Record]:
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, variant: Variant, recorder: Recorder
+) -> list[Record]:
     start = len(recorder.records)
     for micro_batch in range(variant.micro_batches):
         is_last = micro_batch == variant.micro_batches - 1
@@ -297,12 +304,15 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, variant: Variant, record
         tokens = torch.arange(TOKENS)
         loss = model(tokens).sum()
         recorder.phase = "backward"
-        loss.backward()
+        scaler.scale(loss).backward()
         del loss
-    recorder.phase = "optimizer"
     if variant.clip:
+        recorder.phase = "clip"
+        scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    recorder.phase = "optimizer"
+    scaler.step(optimizer)
+    scaler.update()
     recorder.phase = "zero_grad"
     optimizer.zero_grad()
     recorder.phase = ""

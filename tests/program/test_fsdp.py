@@ -1,242 +1,19 @@
-"""The programs of fully_shard, instruction by instruction against what torch issues for the same model.
-
-What both issue is spelt alike, a line each: operators with the elements of their tensors, collectives, waits, and
-memory that fully_shard asks for and gives up. A wait says whose work it is for: ``gather waits copy-in after 2`` waits
-for the first two things that the stream copy-in was given in this step.
-"""
+"""The programs of fully_shard, instruction by instruction against what torch issues for the same model."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import cache
-from math import prod
 from typing import Any
 
 import pytest
 import torch
 
 from perfmodel.hardware.profile import find_profile, load_profile
-from perfmodel.program.fsdp import COPY_IN, GATHER, SCATTER
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.shards import padded_shard_of
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind, gradient_storages
-from tests.program.fsdp_recorder import Record
-from tests.program.recorded_fsdp import TOKENS, VOCABULARY, Variant, record_steps
-
-STREAMS = {COMPUTE: "compute", COPY_IN: "copy-in", GATHER: "gather", SCATTER: "scatter"}
-TORCHS_STREAMS = {
-    "compute": "compute",
-    "all_gather_copy_in": "copy-in",
-    "all_gather": "gather",
-    "reduce_scatter": "scatter",
-}
-STORAGES = (EventKind.ALLOC, EventKind.FREE)
-KERNELS = {  # torch's names, and the program's
-    "fsdp.all_gather_copy_in": "copy in",
-    "fsdp.split_with_sizes_copy": "copy out",
-    "fsdp.chunk_cat": "join",
-    "_foreach_copy_": "copy in",
-    "split_with_sizes_copy.out": "copy out",
-    "_chunk_cat.out": "join",
-    "add.Tensor": "add",  # autograd's sum of two gradients is in place, but not under the recorder
-    "add_.Tensor": "add",
-}
-LEFT_OUT = "div.Tensor"  # the program takes the mean over micro-batches, the recorder does not
-ROLES = {  # by the stream of the allocation and what it holds
-    (COPY_IN, StorageKind.PARAMETER): "gathered",
-    (COMPUTE, StorageKind.PARAMETER): "unsharded",
-    (COMPUTE, StorageKind.GRADIENT): "reduced",
-    (SCATTER, StorageKind.GRADIENT): "scattered",
-}
-TORCHS_ROLES = {
-    "all-gather inputs": "gathered",
-    "all-gather output": "gathered",
-    "unsharded": "unsharded",
-    "reduce-scatter input": "reduced",
-    "reduce-scatter output": "scattered",
-    "sharded gradient": "scattered",
-    "gradient": "gradient",
-}
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-WIDENING = 4  # makes groups of unlike sizes, so that sizes say which group it is
-
-
-def summed(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The recorder's loss."""
-    return module(inputs["tokens"]).sum()
-
-
-class Script:
-    """Lines as they are issued."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._given: Counter[str] = Counter()
-        self._marks: dict[int, tuple[str, int]] = {}
-
-    def work(self, text: str, stream: str) -> None:
-        self._given[stream] += 1
-        self.lines.append(f"{text} @{stream}")
-
-    def kernel(self, name: str, elements: Iterable[int], stream: str) -> None:
-        """elements: of tensors, since shapes of their views differ. One of nothing but empty tensors launches nothing,
-        and one of no tensor makes the recorder's tokens.
-        """
-        if name != LEFT_OUT and (found := [count for count in elements if count]):
-            self.work(f"{KERNELS.get(name, name)} {found}", stream)
-
-    def record(self, mark: int, stream: str) -> None:
-        self._marks[mark] = (stream, self._given[stream])
-
-    def wait(self, mark: int, stream: str) -> None:
-        source, count = self._marks[mark]
-        self.lines.append(f"{stream} waits {source} after {count}")
-
-    def memory(self, kind: str, role: str, size_bytes: int, stream: str = "") -> None:
-        self.lines.append(f"{kind} {role} {size_bytes}{stream and f' @{stream}'}")
-
-
-# What torch issues
-
-
-@cache
-def recorded(variant: Variant) -> list[list[Record]]:
-    return record_steps(variant, 2)
-
-
-def torchs(records: list[Record], *phases: str) -> list[str]:
-    script = Script()
-    for row in (row for row in records if row.phase in phases):
-        stream = TORCHS_STREAMS[row.stream]
-        if row.kind == "collective":
-            script.work(f"{row.name} {row.dtype} {row.size_bytes} of {row.ranks}", stream)
-        elif row.kind == "op":
-            script.kernel(row.name, _operands(row), stream)
-        elif row.kind == "record":
-            script.record(row.event, stream)
-        elif row.kind == "wait":
-            script.wait(row.event, stream)
-        elif row.kind in ("alloc", "free") and row.name in TORCHS_ROLES:
-            script.memory(row.kind, TORCHS_ROLES[row.name], row.size_bytes, stream if row.kind == "alloc" else "")
-    return script.lines
-
-
-def _operands(row: Record) -> list[int]:
-    found = [prod(map(int, re.findall(r"\d+", text[text.index("[") :]))) for text in row.inputs]
-    if row.name == "fsdp.all_gather_copy_in":
-        found.pop()  # what is gathered
-    if row.name == "_foreach_copy_":
-        found = found[: len(found) // 2]  # what is copied into
-    return found
-
-
-# What the program has
-
-
-@cache
-def program(variant: Variant) -> Program:
-    """Of the variant's rank."""
-    options: dict[str, Any] = {"wrap": "blocks" if variant.wrap_blocks else "root"}
-    section: dict[str, Any] = {"dp": variant.ranks, "strategy": "zero3", "fsdp": options}
-    if variant.reshard_after_forward is False:
-        section["strategy"] = "zero2"
-    elif variant.reshard_after_forward is not None:
-        options["reshard_after_forward"] = variant.reshard_after_forward
-    if variant.param_dtype is not None or variant.reduce_dtype is not None:
-        options["mixed_precision"] = {
-            "param": variant.param_dtype and SHORT[variant.param_dtype],
-            "reduce": variant.reduce_dtype and SHORT[variant.reduce_dtype],
-        }
-    scenario = Scenario.model_validate(
-        {
-            "model": {
-                "target": "tests.program.recorded_fsdp:Model",
-                "arguments": {
-                    "blocks": variant.blocks,
-                    "checkpoint_blocks": False,
-                    "widening": variant.widening,
-                    "tied": variant.tied,
-                    "frozen": variant.frozen,
-                },
-                "inputs": {"tokens": {"shape": [TOKENS], "dtype": "int64", "high": VOCABULARY}},
-                "loss": "tests.program.test_fsdp:summed",
-                "blocks": "blocks",
-            },
-            "batch": {"size": 1},
-            "training": {
-                "gradient_accumulation": variant.micro_batches,
-                "activation_checkpointing": "full" if variant.checkpoint else "none",
-            },
-            "parallelism": section,
-            "hardware": {"profile": "any", "gpus": variant.ranks},
-        }
-    )
-    found = rank_programs(scenario, allow_import=True)
-    return next(each.program for each in found if variant.rank in each.ranks)
-
-
-def first_step(made: Program) -> Program:
-    """The first step as if it were the steady one."""
-    trace = replace(made.trace, steady=made.trace.first)
-    return replace(made, trace=trace, runs=made.first_runs, edits=made.first_edits)
-
-
-def ours(made: Program, *phases: str) -> list[str]:
-    script, columns = Script(), made.instructions
-    roles, held = _roles(made), _held_after(made)
-    rows = zip(columns.kind, columns.a, columns.stream, columns.run, strict=True)
-    for kind, a, stream_number, run in (tuple(map(int, row)) for row in rows):
-        if made.runs[run].phase not in phases:
-            continue
-        stream = STREAMS[stream_number]
-        if kind == EventKind.OP and made.operations[a].runs_on_device:
-            _spell_kernel(script, made.operations[a], stream)
-        elif kind == COLLECTIVE:
-            called = made.collectives[a]
-            script.work(f"{called.kind} {called.dtype} {called.size_bytes} of {called.ranks}", stream)
-        elif kind == RECORD:
-            script.record(a, stream)
-        elif kind == WAIT:
-            script.wait(a, stream)
-        elif kind == EventKind.ALLOC and a in roles:
-            held.add(a)
-            script.memory("alloc", *roles[a], stream)
-        elif kind == EventKind.FREE and a in held:
-            held.discard(a)
-            script.memory("free", *roles[a])
-    return script.lines
-
-
-def _roles(made: Program) -> dict[int, tuple[str, int]]:
-    """What storages that fully_shard asks for or gives up hold, and their bytes."""
-    inserted = [row for edit in made.edits for row in edit.instructions if row.kind == EventKind.ALLOC]
-    found = {row.a: (ROLES[row.stream, row.holds], row.b) for row in inserted}
-    events, gradients = made.trace.steady, set(gradient_storages(made.trace, made.trace.steady).values())
-    traced = zip(events.kind.tolist(), events.a.tolist(), events.b.tolist(), strict=True)
-    return found | {a: ("gradient", b) for kind, a, b in traced if kind == EventKind.ALLOC and a in gradients}
-
-
-def _held_after(made: Program) -> set[int]:
-    """Storages of which a step leaves the last word with an allocation: what the next step begins with."""
-    columns = made.instructions
-    last = {int(a): kind for kind, a in zip(columns.kind, columns.a, strict=True) if kind in STORAGES}
-    return {storage for storage, kind in last.items() if kind == EventKind.ALLOC}
-
-
-def _spell_kernel(script: Script, operation: Operation, stream: str) -> None:
-    name = operation.name.removeprefix("aten.").removesuffix(".default")
-    tensors = operation.input_tensors()
-    if name == "_foreach_copy_":
-        tensors = [each for each in operation.inputs[0] if isinstance(each, TensorSpec)]  # type: ignore[union-attr]
-    script.kernel(name, [tensor.numel for tensor in tensors], stream)
-
+from perfmodel.workload.trace_file import StorageKind
+from tests.program.fsdp_scripts import first_step, ours, program, recorded, rounded, tiny, torchs, variant_of
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -259,11 +36,59 @@ VARIANTS: list[dict[str, Any]] = [
     {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16, "reshard_after_forward": False},
     {"param_dtype": torch.bfloat16, "micro_batches": 2},
     {"reduce_dtype": torch.bfloat16},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 3, "reshard_after_forward": False},
+    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2, "tied": True},
+    {"reduce_dtype": torch.bfloat16, "micro_batches": 3, "ranks": 2},
+    {"param_dtype": torch.float16},
+    {"param_dtype": torch.float16, "reduce_dtype": torch.float32, "micro_batches": 2},
+    {"param_dtype": torch.float16, "ranks": 2, "micro_batches": 2},
+    {"reduce_dtype": torch.float16, "ranks": 5},
+    {"reduce_dtype": torch.float16, "micro_batches": 2},
+]
+REPLICATED: list[dict[str, Any]] = [
+    {"replicas": 2},
+    {"replicas": 2, "rank": 3},
+    {"replicas": 2, "ranks": 8, "rank": 5},
+    {"replicas": 4, "ranks": 8, "reshard_after_forward": False},
+    {"replicas": 2, "wrap_blocks": False},
+    {"replicas": 2, "micro_batches": 2},
+    {"replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+    {"replicas": 2, "param_dtype": torch.bfloat16},  # cast after the all-reduce
+    {"replicas": 2, "param_dtype": torch.bfloat16, "micro_batches": 2},
+    {"replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2},
+    {"replicas": 2, "param_dtype": torch.float16},
+    {"replicas": 2, "reduce_dtype": torch.bfloat16, "frozen": ("embedding",)},
+    {"replicas": 2, "ranks": 8, "reduce_dtype": torch.float16},  # divided for all eight ranks
+]
+RESHARDED: list[dict[str, Any]] = [
+    {"reshard_after_forward": 2},
+    {"reshard_after_forward": 1},  # as False
+    {"reshard_after_forward": 4},  # as True
+    {"reshard_after_forward": 3, "ranks": 6, "rank": 5, "micro_batches": 2},
+    {"reshard_after_forward": 2, "replicas": 2, "ranks": 8},
+    {"reshard_after_forward": 2, "wrap_blocks": False},
+    {"reshard_after_forward": 2, "param_dtype": torch.bfloat16},
+    {"reshard_after_forward": 2, "checkpoint": "inside"},
+]
+PREFETCHED: list[dict[str, Any]] = [
+    {"forward_prefetch": 1},
+    {"forward_prefetch": 2},
+    {"forward_prefetch": 2, "blocks": 5, "micro_batches": 2, "param_dtype": torch.bfloat16},
+    {"forward_prefetch": 1, "reshard_after_forward": False},
+    {"backward_prefetch": 1},
+    {"backward_prefetch": 2},
+    {"backward_prefetch": 2, "blocks": 5, "micro_batches": 2},
+    {"backward_prefetch": 2, "forward_prefetch": 2, "checkpoint": "inside"},
+    {"backward_prefetch": 2, "reshard_after_forward": 2, "blocks": 5},
+    {"backward_prefetch": 3, "frozen": ("embedding", "blocks.0", "blocks.1")},  # of which two are never awaited
+    {"backward_prefetch": 1, "forward_prefetch": 1, "replicas": 2},
 ]
 # Inputs that take no gradient leave a group's turn to the end of backward; parameters that take none are not reduced.
 FROZEN: list[dict[str, Any]] = [
     {"frozen": ("embedding",), "micro_batches": 2},
     {"frozen": ("embedding", "blocks.0.up")},
+    {"frozen": ("embedding", "blocks.0.up"), "micro_batches": 3, "reduce_dtype": torch.bfloat16},
     {"frozen": ("embedding", "blocks.0"), "micro_batches": 2},  # which is gathered for a backward that does not come
     {"frozen": ("embedding", "blocks.0"), "reshard_after_forward": False},
     {"frozen": ("blocks.1",)},
@@ -271,11 +96,10 @@ FROZEN: list[dict[str, Any]] = [
 ]
 
 
-def variant_of(fields: dict[str, Any]) -> Variant:
-    return Variant(**({"widening": WIDENING} | fields))
+ALL = [*VARIANTS, *REPLICATED, *RESHARDED, *PREFETCHED, *FROZEN]
 
 
-@pytest.mark.parametrize("fields", [*VARIANTS, *FROZEN], ids=str)
+@pytest.mark.parametrize("fields", ALL, ids=str)
 def test_forward_and_backward_are_what_torch_issues(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
     made, (first, second) = program(variant), recorded(variant)
@@ -284,7 +108,7 @@ def test_forward_and_backward_are_what_torch_issues(fields: dict[str, Any]) -> N
     assert ours(made, "zero_grad") == torchs(second, "zero_grad")
 
 
-@pytest.mark.parametrize("fields", [*VARIANTS, *FROZEN], ids=str)
+@pytest.mark.parametrize("fields", ALL, ids=str)
 def test_the_optimizer_steps_over_the_ranks_parts(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
     made, (first, second) = program(variant), recorded(variant)
@@ -366,17 +190,34 @@ def test_steps_end_as_they_began(strategy: str, checkpointing: str, accumulation
     assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
 
 
-def tiny(strategy: str, ranks: int, **sections: Any) -> Scenario:
-    return Scenario.model_validate(
-        {
-            "model": {"family": "gpt", "size": "tiny"},
-            "batch": {"size": 2, "sequence_length": 8},
-            "parallelism": {"dp": ranks, "strategy": strategy},
-            "hardware": {"profile": "any", "gpus": ranks},
-            **sections,
-        }
-    )
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicate": 2},
+        {"replicate": 2, "mixed_precision": {"param": "bf16"}},
+        {"reshard_after_forward": 2},
+        {"reshard_after_forward": 2, "mixed_precision": {"param": "bf16"}},
+        {"forward_prefetch": 2, "backward_prefetch": 2},
+    ],
+    ids=str,
+)
+def test_steps_of_every_kind_end_as_they_began(options: dict[str, Any], accumulation: int) -> None:
+    section = {"dp": 4, "strategy": "zero3", "fsdp": options}
+    asked = tiny("zero3", 4, parallelism=section, training={"gradient_accumulation": accumulation})
+    (each,) = rank_programs(asked)
+    memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
+    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    assert len(ends) >= 3
+    assert {*ends} == {memory.steady.allocated_before_bytes}
+    assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
 
 
-def rounded(sizes: Iterable[int]) -> int:
-    return sum(-(-size // 512) * 512 for size in sizes)
+def test_parts_that_no_backward_comes_for_are_replaced_by_the_next_forward_s() -> None:
+    """Which torch makes just before it gives the earlier ones up, and the program just after."""
+    variant = variant_of({"reshard_after_forward": 2, "frozen": ("embedding", "blocks.0")})
+    made, torchs_lines = program(variant), torchs(recorded(variant)[1], "forward", "backward")
+    assert sorted(ours(made, "forward", "backward")) == sorted(torchs_lines)
+    memory = simulate_memory(made, load_profile(find_profile("h200-sxm-x4")))
+    before = {int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")}
+    assert before == {memory.steady.allocated_before_bytes}

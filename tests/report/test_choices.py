@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from perfmodel.report.accuracy import Card, Case
 from perfmodel.report.accuracy_text import accuracy_markdown
-from perfmodel.report.choices import choices, settings_of
+from perfmodel.report.choices import Swap, alike, choices, settings_of, swaps
 
 
 def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> Case:
@@ -66,3 +68,19 @@ def test_a_card_of_several_profiles_says_whose_choice_it_is() -> None:
     assert "| bucket_cap_mb | gpt | 25 | 25 |" in alone
     assert "| bucket_cap_mb | gpt (toy) | 25 | 25 |" in both
     assert "| bucket_cap_mb | gpt (node) | default | default |" in both
+
+
+def test_swapped_pairs_and_how_far_apart_they_are() -> None:
+    cases = {"a": case("a", 1.0, 3.0), "b": case("b", 1.25, 2.0), "c": case("c", 1.5, 2.0), "d": case("d", 1.5, 1.0)}
+    assert swaps(cases, "step") == [
+        Swap("a", "b", 0.25),
+        Swap("a", "c", 0.5),
+        Swap("a", "d", 0.5),
+        Swap("b", "d", pytest.approx(0.2)),  # type: ignore[arg-type]
+    ]  # b and c are predicted alike, c and d measured alike
+    assert swaps(cases | {"e": replace(cases["a"], predicted={})}, "step") == swaps(cases, "step")
+    assert swaps(cases, "peak_allocated") == []
+
+
+def test_names_that_have_nothing_in_common() -> None:
+    assert alike(["gpt-a", "vgg-a"]) == ""

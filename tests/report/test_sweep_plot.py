@@ -86,3 +86,11 @@ def test_files(tmp_path: Path) -> None:
         CAPS, vary={"bucket": (25,)}, configurations=(Configuration({"bucket": 25}, 1, outcome(0.01, 8, in_use=None)),)
     )
     assert [path.name for path in save_sweep_plots(on_cpu, tmp_path / "cpu")] == ["time.png"]
+
+
+def test_bars_without_an_interval_have_no_caps() -> None:
+    found = tuple(Configuration({"strategy": each}, 1, outcome(0.01, 8)) for each in ("ddp", "zero1"))
+    result = SweepResult("toy", "gpu", {"strategy": ("ddp", "zero1")}, (), found)
+    memory, time = plot_sweep_memory(result), plot_sweep_time(result)
+    assert [bar.get_height() for bar in memory.patches] == [3.0, 3.0]
+    assert (len(memory.containers), len(time.containers)) == (1, 2)

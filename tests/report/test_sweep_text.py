@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from perfmodel.report.sweep_text import sweep_text, value_text
@@ -92,3 +93,23 @@ def test_both_ends_of_a_long_value() -> None:
     long = value_text({"first": list(range(50))})
     assert long == '{"first": [0, 1, 2, 3,…, 45, 46, 47, 48, 49]}'
     assert [value_text(value) for value in (25, 0.5, True, None, "a")] == ["25", "0.5", "true", "null", "a"]
+
+
+def test_assumptions_and_warnings_are_told_once() -> None:
+    noted = ((), ("wires are extrapolated", "3 % from curves"))
+    notes = [(("links 2 x as fast as measured",), ("kernels are unstable", "wires are extrapolated")), noted, noted]
+    ranked = [
+        replace(each, outcome=replace(each.outcome, assumptions=assumed, warnings=warned))
+        for each, (assumed, warned) in zip(RESULT.ranked, notes, strict=True)
+        if each.outcome is not None
+    ]
+    lines = sweep_text(replace(RESULT, configurations=(*ranked, *RESULT.unranked))).splitlines()
+    first = lines.index("without a rank:") - 5
+    assert lines[first - 1 : first + 5] == [
+        "",
+        "assuming links 2 x as fast as measured (parallelism.bucket_cap_mb 25, batch.size 16)",
+        "warning: kernels are unstable (parallelism.bucket_cap_mb 25, batch.size 16)",
+        "warning: wires are extrapolated",
+        "warning: 3 % from curves (2 of 3 configurations)",
+        "",
+    ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.cost.groups import Route
 from perfmodel.hardware.interconnect import CallRecord, Coupling, Interconnect
 from perfmodel.program.program import Collective, Program
 from perfmodel.simulate.provenance import collective_shares, communication_warnings, kernel_shares, kernel_warnings
@@ -58,13 +59,13 @@ def test_collectives_by_their_time_alone_as_often_as_they_run() -> None:
 )  # fmt: skip
 def test_what_an_interconnect_lacks_is_named_once(known: dict[str, object], named: list[str]) -> None:
     wires = Interconnect.model_validate({"backend": "nccl", **known})
-    found = list(communication_warnings(program(SIZE), [EXACT], profile(), "w", wires))
+    found = list(communication_warnings(program(SIZE), [EXACT], [Route("w", wires)], profile(), "w"))
     assert len(found) == bool(named)
     words = "".join(found)
     assert [name for name in ("host call times", "couplings", "communicator_bytes") if f"no {name} (" in words] == named
-    assert list(communication_warnings(program(), [], profile(), "w", wires)) == []
+    assert list(communication_warnings(program(), [], [], profile(), "w")) == []
 
 
 def test_a_cpu_needs_neither_couplings_nor_memory() -> None:
     wires = Interconnect(backend="gloo", host=CALLS)
-    assert list(communication_warnings(program(SIZE), [EXACT], profile("cpu"), "w", wires)) == []
+    assert list(communication_warnings(program(SIZE), [EXACT], [Route("w", wires)], profile("cpu"), "w")) == []

@@ -30,7 +30,9 @@ VARIANTS = {
     "zero3-pairs": {"strategy": "zero3", "fsdp": {"reshard_after_forward": 2}},
     "zero3-root": {"strategy": "zero3", "fsdp": {"wrap": "root"}},
     "zero3-prefetch": {"strategy": "zero3", "fsdp": {"forward_prefetch": 2, "backward_prefetch": 1}},
+    "zero3-prefetch-far": {"strategy": "zero3", "fsdp": {"forward_prefetch": 1, "backward_prefetch": 2}},
     "hsdp": {"strategy": "zero3", "fsdp": {"replicate": 2}},
+    "hsdp-prefetch": {"strategy": "zero3", "fsdp": {"replicate": 2, "forward_prefetch": 1, "backward_prefetch": 2}},
     "bf16-reduce": {"strategy": "zero3", "fsdp": {"mixed_precision": {"param": "fp32", "reduce": "bf16"}}},
 }
 TRAININGS = {
@@ -44,7 +46,7 @@ TRAININGS = {
 TRIED = {
     "accumulated": tuple(VARIANTS),
     "plain": ("broadcast", "reduce-scatter", "zero2", "zero3"),
-    "scaled": ("zero3", "hsdp"),
+    "scaled": ("broadcast", "zero3", "hsdp"),
 }
 
 

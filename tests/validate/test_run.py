@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.measurement import load_measurement
+from perfmodel.hardware.measurement import Measurement, StepMemory, load_measurement
 from perfmodel.workload.scenario import Scenario
 from validate import run
 from validate.cases import Case
-from validate.run import measure, measure_cases
+from validate.run import measure, measure_cases, merge_ranks
 from validate.worker import Effort
 
 QUICK = Effort(
@@ -148,3 +148,17 @@ def test_refusals_before_anything_runs(tmp_path, keys, options, sentence):
         options = options | {"history": tmp_path / "history.json.gz"}
     with pytest.raises(PerfModelError, match=re.escape(sentence)):
         measure(tiny(**keys), **options)
+
+
+def test_every_rank_s_memory_is_kept_where_ranks_are_merged():
+    def of_rank(peak, step_s):
+        memory = StepMemory(allocated_before_bytes=0, peak_allocated_bytes=peak, peak_reserved_bytes=2 * peak)
+        data = {"name": "a", "split": "tuning", "group": "own", "scenario": {}, "provenance": {}, "warmup_steps": 5}
+        times = {"step_s": (step_s, 2.0), "synced_step_s": (step_s,), "phases_s": {}}
+        return Measurement(**data, **times, memory=(memory,) * 4)
+
+    merged = merge_ranks([of_rank(5, 1.0), of_rank(7, 3.0)])
+    assert [rank.steady_memory.peak_allocated_bytes for rank in merged.ranks] == [5, 7]
+    assert [rank.steady_memory.peak_reserved_bytes for rank in merged.ranks] == [10, 14]
+    assert (merged.step_s, merged.memory[-1].peak_allocated_bytes) == ((3.0, 2.0), 5)
+    assert merged.peak_allocated_bytes == 7

@@ -7,10 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.errors import PerfModelError
+from perfmodel.program.editor import Editor
+from perfmodel.program.fsdp_groups import plan_of
+from perfmodel.program.program import Members
+from perfmodel.program.ranks import rank_programs
+from perfmodel.workload.models.build import build_module
 from perfmodel.workload.scenario import Scenario
 from validate import sharded
 from validate.run import measure
@@ -21,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 of_rank = runpy.run_path(str(SCRIPT))
 RANKS, LAYERS, TRIED = of_rank["RANKS"], of_rank["LAYERS"], of_rank["TRIED"]
 GROUPS = LAYERS + 1
-FSDP = [name for name in TRIED["accumulated"] if name.startswith("zero") or name in ("hsdp", "bf16-reduce")]
+FSDP = [name for name in TRIED["accumulated"] if name.startswith(("zero", "hsdp", "bf16"))]
 QUICK = Effort(
     warmup_steps=3, warmup_s=0.0, steady_s=0.0, least_steps=4, most_steps=4, synced_s=0.0, least_synced_steps=1
 )
@@ -70,7 +78,7 @@ def test_the_reduced_type_is_used(ranks):
 @pytest.mark.parametrize("variant", FSDP)
 def test_fully_shard_keeps_a_share_of_rows(ranks, variant):
     """Ranks take ceil(rows / shards) each until none are left."""
-    shards = 2 if variant == "hsdp" else RANKS
+    shards = 2 if variant.startswith("hsdp") else RANKS
     for number, rank in enumerate(ranks):
         found = rank["accumulated", variant]
         each = [-(-rows // shards) for rows, _ in SHAPES]
@@ -110,7 +118,9 @@ def test_torchs_zero1_gives_whole_parameters_to_the_least_loaded(ranks, variant)
         ("zero3-pairs", {"all_gather": 4 * GROUPS, "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("zero3-root", {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 1}),
         ("zero3-prefetch", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),
+        ("zero3-prefetch-far", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("hsdp", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": GROUPS + 1}),
+        ("hsdp-prefetch", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": GROUPS + 1}),
     ],
 )
 def test_collectives_of_a_step(ranks, variant, expected):
@@ -151,6 +161,31 @@ def test_a_sharded_step_is_measured():
     measured = measure(two(strategy="zero3"), "cpu", effort=QUICK)
     assert list(measured.phases_s) == ["zero_grad", "forward", "backward", "optimizer"]
     assert (len(measured.ranks), measured.ddp_buckets) == (2, None)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_what_is_gathered_ahead_is_what_the_program_gathers(ahead):
+    """By name; of four blocks, in forward the next ones and in backward those before."""
+    asked = two(strategy="zero3", fsdp={"forward_prefetch": ahead, "backward_prefetch": ahead})
+    asked = asked.model_copy(update={"model": asked.model.model_copy(update={"layers": 4})})
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        module = sharded.FullyShard(asked).wrap(build_module(asked))
+        states = {name: part._get_fsdp_state() for name, part in module.named_modules() if isinstance(part, FSDPModule)}
+    finally:
+        dist.destroy_process_group()
+    (each,) = rank_programs(asked)
+    names = [name for name, _ in each.program.trace.modules]
+    groups = plan_of(Editor(each.program, Members("dp", 2)), asked).groups
+    assert len(states) == len(groups) == 5
+    for group in groups:
+        state = states[names[group.module]]
+        for modules, found in [
+            (group.ahead, state._states_to_forward_prefetch),
+            (group.behind, state._states_to_backward_prefetch),
+        ]:
+            assert [states[names[module]] for module in modules] == found
+    assert [len(group.ahead) for group in groups] == [min(ahead, 3 - index) for index in range(4)] + [0]
 
 
 class Model(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import single_device_program
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.optimizer_share import with_optimizer
+from perfmodel.workload.optimizer_share import Parts, with_optimizer
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace.optimizer import trace_optimizer
 from perfmodel.workload.trace_file import EventKind, StepEvents, Trace
@@ -62,3 +62,30 @@ def test_half_the_parameters_have_half_the_states() -> None:
     )
     rounded = sum(2 * -(-trace.parameters[i].tensor.bytes // 512) * 512 for i in range(1, len(trace.parameters), 2))
     assert whole_bytes - half_bytes == rounded
+
+
+@pytest.mark.parametrize("are_dtensors", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16"])
+def test_clipping_of_parts_takes_the_place_of_that_of_all(are_dtensors: bool, precision: str) -> None:
+    """Segments stay one behind the other, and only those two have other operators."""
+    changed = ["optimizer.max_grad_norm=1.0", f"precision={precision}"]
+    scenario = load_scenario(ROOT / "scenarios" / "tiny-cpu.yaml", changed)
+    trace = get_trace(scenario)
+    tensors = [parameter.tensor for parameter in trace.parameters[::2]]
+    parts = Parts(are_dtensors, absent=3 if are_dtensors else 0, are_scaled=precision == "amp-fp16")
+    made = with_optimizer(trace, trace_optimizer(scenario, tensors, parts), [None] * len(tensors))
+    for before, after in ((trace.first, made.first), (trace.steady, made.steady)):
+        assert [segment.phase for segment in after.segments] == [segment.phase for segment in before.segments]
+        assert [segment.start for segment in after.segments[1:]] == [segment.stop for segment in after.segments[:-1]]
+        assert after.segments[-1].stop == len(after.kind)
+        kept = [
+            [row for row in launched(*of) if row[0] not in ("clip", "optimizer")]
+            for of in ((trace, before), (made, after))
+        ]
+        assert kept[0] == kept[1]
+        (stack,) = (
+            made.operations[a]
+            for kind, a in zip(after.kind, after.a, strict=True)
+            if kind == EventKind.OP and made.operations[a].name == "aten.stack.default"
+        )
+        assert len(stack.input_tensors()) == len(tensors) + parts.absent

@@ -21,6 +21,7 @@ from perfmodel.cost.kernels.work import (
     gemm_sizes,
     least_bytes,
     physical_flops,
+    tensors_of,
     written_bytes,
 )
 from perfmodel.hardware.profile import Device
@@ -110,7 +111,7 @@ def _transcendental(operation: Operation, _: Where) -> Told:
 
 def _copy(operation: Operation, _: Where) -> Told:
     source = operation.input_tensors()[-1]
-    target = operation.outputs[0] if operation.outputs else source
+    target = operation.outputs[0] if operation.outputs else tensors_of(operation.inputs[0])[-1]
     sizes = f"{DTYPE_BYTES[source.dtype]} {DTYPE_BYTES[target.dtype]}"
     if source.shape == target.shape and source.stride == target.stride:
         return "copy", "pointwise", {}, {"path": f"same layout {sizes}", "access": f"same layout {sizes}"}

@@ -8,6 +8,7 @@ torch's own counter: products, convolutions and attention only, causal attention
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from perfmodel.cost.kernels.classify import classify
@@ -235,7 +236,13 @@ def _read_bytes(operation: Operation, plain: str) -> int:
         return sum(tensors[position].touched_bytes for position in _READ[plain])
     if plain == "_foreach_copy":
         return _bytes_of(operation.inputs[1])
-    return sum(spec.touched_bytes for spec in operation.distinct_inputs() if spec.device != "cpu")
+    return sum(spec.touched_bytes for spec in _without_results(operation).distinct_inputs() if spec.device != "cpu")
+
+
+def _without_results(operation: Operation) -> Operation:
+    """Without the tensors that it is given to write into."""
+    kept = tuple((name, value) for name, value in operation.keywords if name != "out")
+    return operation if kept == operation.keywords else replace(operation, keywords=kept, same=())
 
 
 def _bytes_of(argument: Argument) -> int:

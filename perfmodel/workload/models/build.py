@@ -27,13 +27,14 @@ BLOCKS: dict[str, tuple[str, ...]] = {
     "conv_stack": ("blocks",),
 }
 
+HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of parameters, by precision
 HUGGING_FACE = ("gpt2", "llama", "bert")
 
 
 def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
     """The scenario's module with random weights, on the default device of the context it is called in.
 
-    Parameters are float32, or bfloat16 (buffers too) under precision bf16; four-dimensional ones follow
+    Parameters are float32, or under precision bf16 and fp16 of that type (buffers too); four-dimensional ones follow
     ``training.memory_format``. Repeated blocks are wrapped for activation checkpointing. ``mode: train`` gives a module
     in training mode; ``mode: forward`` one in evaluation mode (no dropout, running batch statistics).
 
@@ -48,8 +49,8 @@ def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
             "training.compile must be false (got true): compiled steps are not modelled. Leave it out."
         )
     module = build_target(scenario, allow_import) if scenario.model.target is not None else _build_family(scenario)
-    if scenario.precision == "bf16":
-        module = module.to(torch.bfloat16)
+    if scenario.precision in HALF:
+        module = module.to(HALF[scenario.precision])
     if scenario.training.memory_format == "channels_last":
         module = module.to(memory_format=torch.channels_last)
     if scenario.mode == "forward":
@@ -116,7 +117,7 @@ def make_inputs(
 def _make_images(
     scenario: Scenario, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None
 ) -> torch.Tensor:
-    dtype = torch.bfloat16 if scenario.precision == "bf16" else torch.float32
+    dtype = HALF.get(scenario.precision, torch.float32)
     channels_last = scenario.training.memory_format == "channels_last"
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=device, memory_format=memory_format).uniform_(generator=generator)

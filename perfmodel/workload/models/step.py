@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ __all__ = [
     "Reducer",
     "TrainingStep",
     "build_module",
+    "clip_parts",
     "make_inputs",
     "make_optimizer",
     "optimizer_settings",
     "precision_switches",
+    "update",
 ]
 
 LEARNING_RATE = 1e-4
@@ -55,6 +58,16 @@ class Reducer:
 
     def after_step(self) -> None:
         """After the optimizer, within its phase."""
+
+
+def clip_parts(parts: Sequence[nn.Parameter], max_norm: float, add_up: Callable[[torch.Tensor], object]) -> None:
+    """Scale the gradients of this rank's parts of all parameters down to ``max_norm`` of all of them together.
+
+    add_up: makes a tensor the sum of the ranks', in place.
+    """
+    squared = nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None], foreach=True).square()
+    add_up(squared)
+    nn.utils.clip_grads_with_norm_(parts, max_norm, squared.sqrt(), foreach=True)
 
 
 @contextmanager
@@ -90,6 +103,24 @@ def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Op
     if wanted.name == "adamw":
         return torch.optim.AdamW, settings
     return torch.optim.SGD, settings | {"momentum": wanted.momentum}
+
+
+def update(optimizer: torch.optim.Optimizer, scaler: Any, clip: Callable[[], object] | None, mark: Mark) -> None:
+    """What follows the gradients: phase clip (-1), if there is any clipping, and optimizer (-1).
+
+    scaler: a gradient scaler, which undoes the scaling before clipping; None for none.
+    """
+    if clip is not None:
+        mark("clip", -1)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        clip()
+    mark("optimizer", -1)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
 
 
 class TrainingStep:
@@ -155,15 +186,9 @@ class TrainingStep:
         if self.reducer.phase is not None:
             mark(self.reducer.phase, -1)
         self.reducer.after_backward()
-        if self.scenario.optimizer.max_grad_norm is not None:
-            mark("clip", -1)
-            self._clip(optimizer, self.scenario.optimizer.max_grad_norm)
-        mark("optimizer", -1)
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+        norm = self.scenario.optimizer.max_grad_norm
+        clip = None if norm is None else partial(self.reducer.clip, self.module, norm)
+        update(optimizer, self.scaler, clip, mark)
         self.reducer.after_step()
 
     def _run_micro_batch(self, micro_batch: int, mark: Mark) -> None:
@@ -179,11 +204,6 @@ class TrainingStep:
             loss.backward()
         else:
             self.scaler.scale(loss).backward()
-
-    def _clip(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-        self.reducer.clip(self.module, max_norm)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = AUTOCAST_DTYPES.get(self.scenario.precision)

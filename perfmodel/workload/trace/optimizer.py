@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfmodel.workload.models.step import make_optimizer
+from perfmodel.workload.models.step import clip_parts, make_optimizer, update
 from perfmodel.workload.ops import TensorSpec
+from perfmodel.workload.optimizer_share import Parts
 from perfmodel.workload.scenario import workload_of
 from perfmodel.workload.trace.illusion import CudaIllusion
 from perfmodel.workload.trace.recorder import Recorder
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.workload.scenario import Scenario
 
 
-def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Trace:
+def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
     """The first and the second step of the scenario's optimizer over parameters like ``tensors``.
 
     Parameters
@@ -30,11 +32,14 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Trace:
         Whose optimizer section counts.
     tensors : sequence of TensorSpec
         At least one; their gradients are alike.
+    parts : Parts, optional
+        What goes before, if ``tensors`` are parts of parameters.
 
     Returns
     -------
     Trace
-        Of one phase, ``optimizer``. persistent: the parameters in order, then their gradients in order.
+        Of one phase, ``optimizer``, after ``clip`` where parts are clipped, less the communication in them. persistent:
+        the parameters in order, then their gradients in order.
     """
     with no_garbage_collection():
         recorder = Recorder(())
@@ -49,15 +54,43 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec]) -> Trace:
                 leaf.grad = _like(tensor)
                 recorder.ledger.add_persistent(leaf.grad, StorageKind.GRADIENT)
             optimizer = make_optimizer(leaves, scenario)
+            scaler, clip = _scaler(parts), _clipping(scenario, leaves, parts)
             taken = []
             for _ in range(2):
-                recorder.begin_segment("optimizer", -1)
-                optimizer.step()
+                update(optimizer, scaler, clip, recorder.begin_segment)
                 recorder.begin_segment("end", -1)
                 mark_optimizer_states(optimizer, recorder)
                 taken.append(recorder.take_step())
         recorder.ledger.close()
     return assemble(workload_of(scenario), recorder, parameters, taken)
+
+
+def _scaler(parts: Parts | None) -> Any:
+    """As it is after it has scaled the loss."""
+    if parts is None or not parts.are_scaled:
+        return None
+    scaler = torch.amp.GradScaler("cuda")
+    scaler.scale(torch.empty((), device="cuda"))
+    return scaler
+
+
+def _clipping(scenario: Scenario, leaves: Sequence[nn.Parameter], parts: Parts | None) -> Callable[[], object] | None:
+    norm = scenario.optimizer.max_grad_norm
+    if parts is None or norm is None:
+        return None
+    if not parts.are_dtensors:
+        return partial(clip_parts, leaves, norm, lambda squared: None)
+    return partial(_clip_dtensors, leaves, norm, [torch.empty((), device="cuda") for _ in range(parts.absent)])
+
+
+def _clip_dtensors(parts: Sequence[nn.Parameter], max_norm: float, absent: Sequence[torch.Tensor]) -> None:
+    """What clip_grad_norm_ makes of DTensors' local parts: squares of norms are summed over the ranks before the norm
+    of all is taken.
+    """
+    norms = torch._foreach_norm([part.grad for part in parts if part.grad is not None], 2.0)
+    squares = torch.stack([*norms, *absent]).pow(2.0)
+    total = torch.linalg.vector_norm(squares.pow(0.5), 2.0)
+    nn.utils.clip_grads_with_norm_(parts, max_norm, total, foreach=True)
 
 
 def _like(tensor: TensorSpec) -> torch.Tensor:

@@ -31,6 +31,12 @@ def test_memory_paths():
     assert memory_path(calls.binary("add.Tensor", X, X._replace(stride=(98304, 1, 128)))) == "permuted"
 
 
+def test_copies_of_lists_have_the_dtypes_of_source_and_target():
+    lists = ((tensor("bfloat16", 8), tensor("bfloat16", 4)), (tensor("float32", 8), tensor("float32", 4)))
+    found = features_of(Operation("aten._foreach_copy_.default", lists), H200, False)
+    assert (found.labels["path"], found.numbers["bytes"]) == ("same layout 4 2", 12 * (4 + 2))
+
+
 @pytest.mark.parametrize(
     ("operation", "tf32", "expected"),
     [

@@ -13,7 +13,7 @@ from perfmodel.cost.kernels.work import (
     physical_flops,
     written_bytes,
 )
-from perfmodel.workload.ops import Operation
+from perfmodel.workload.ops import Operation, TensorSpec
 
 X = tensor("float32", 4, 128, 768)
 X_BYTES = 4 * 128 * 768 * 4
@@ -68,6 +68,15 @@ def test_arithmetic():
     assert arithmetic_kind(calls.unary("neg.default", tensor("bfloat16", 8))) == "fp32"
 
 
+SPLIT = (tensor("float32", 4, 7), tensor("float32", 4, 3))
+JOINED = tensor("float32", 4, 7)
+
+
+def _into(name, *inputs, out):
+    outputs = (out,) if isinstance(out, TensorSpec) else out
+    return Operation(f"aten.{name}", inputs, (("out", out),), outputs)
+
+
 def _list_step(name):
     parts = (tensor("float32", 10), tensor("float32", 30))
     found = {
@@ -95,6 +104,9 @@ def _list_step(name):
         (calls.nll_loss("float32", 512, 1000)[0], 512 * 8 + 512 * 4 + 8),
         (calls.nll_loss("float32", 512, 1000)[1], 512 * 8 + 512 * 1000 * 4),
         (calls.call("empty.memory_format", (8,), out=X), 0),
+        (_into("mul.out", X, X, out=X), 3 * X_BYTES),
+        (_into("split_with_sizes_copy.out", tensor("float32", 4, 10), (7, 3), 1, out=SPLIT), 2 * 160),
+        (_into("_chunk_cat.out", (tensor("bfloat16", 7, 3), tensor("bfloat16", 2)), 0, 4, out=JOINED), 46 + 4 * 7 * 4),
         (_list_step("_foreach_mul_.Scalar"), 2 * 160),
         (_list_step("_foreach_addcdiv_.ScalarList"), 4 * 160),
         (_list_step("_foreach_sqrt.default"), 2 * 160),
@@ -128,6 +140,7 @@ def test_elements():
         (calls.binary("add.Tensor", X, X), X_BYTES, 3 * X_BYTES),
         (calls.binary("add_.Tensor", X, X), X_BYTES, 2 * X_BYTES),
         (calls.unary("zero_.default", X), X_BYTES, X_BYTES),
+        (_into("split_with_sizes_copy.out", tensor("float32", 4, 10), (7, 3), 1, out=SPLIT), 160, 320),
         (calls.binary("copy_.default", X, X), X_BYTES, 2 * X_BYTES),
         (_list_step("_foreach_addcdiv_.ScalarList"), 160, 3 * 160),
         (_list_step("_foreach_sqrt.default"), 160, 2 * 160),

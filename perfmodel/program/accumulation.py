@@ -1,0 +1,87 @@
+"""Gradients that fully_shard adds up over micro-batches in the dtype in which it reduces them, where it computes them
+in another: each is cast after the first backward and added to after every other one, parameter by parameter.
+
+Autograd then finds no gradient to add to: every backward is as the first of a step.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (``to_accumulated_grad_if_needed``,
+``accumulate_unsharded_grad_if_needed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.program.editor import Editor
+from perfmodel.program.program import Inserted, PhaseRun, Program
+from perfmodel.program.shards import in_dtype
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.trace_file import EventKind
+
+
+def kept_dtype(editor: Editor, reduced: str | None) -> str | None:
+    """In which gradients are kept from one micro-batch to the next; None: as backward makes them, or not at all.
+    reduced: what they are reduced in, None for what they are computed in.
+    """
+    backwards = sum(run.phase == "backward" for run in editor.program.runs)
+    computed = {editor.trace.parameters[index].tensor.dtype for index in editor.gradients}
+    return None if backwards == 1 or computed <= {reduced} else reduced
+
+
+def with_fresh_gradients(program: Program) -> Program:
+    """The program whose micro-batches all run what the first one does."""
+    return replace(program, runs=_as_the_first(program.runs), first_runs=_as_the_first(program.first_runs))
+
+
+def _as_the_first(runs: Sequence[PhaseRun]) -> tuple[PhaseRun, ...]:
+    first = {run.phase: run.segment for run in runs if run.micro_batch == 0}
+    return tuple(replace(run, segment=first[run.phase]) if run.micro_batch > 0 else run for run in runs)
+
+
+@dataclass
+class Accumulation:
+    """Of one step. storages: of the gradients that backward makes, by parameter. dtype: :func:`kept_dtype`."""
+
+    editor: Editor
+    storages: Mapping[int, int]
+    dtype: str | None
+    _kept: dict[int, int] = field(default_factory=dict)  # storages of sums, by parameter
+
+    def add(self, parameters: Sequence[int]) -> list[Inserted]:
+        """Before the parameters are given up: to what earlier micro-batches left."""
+        rows = []
+        for index in parameters:
+            if index in self._kept:
+                computed = self._tensor(index)
+                total = in_dtype(computed, self.dtype)
+                addition = Operation("aten.add_.Tensor", (total, computed), outputs=(total,))
+                rows += [self.editor.launch(addition, "launch"), *self._free(index)]
+        return rows
+
+    def keep(self, parameters: Sequence[int]) -> list[Inserted]:
+        """After they were given up, in a micro-batch that does not reduce: what it made, if nothing was kept before."""
+        rows = []
+        for index in parameters:
+            if self.dtype is not None and index not in self._kept:
+                computed, storage = self._tensor(index), self.editor.new_storage()
+                total = in_dtype(computed, self.dtype)
+                cast = Operation("aten._to_copy.default", (computed,), (("dtype", f"torch.{self.dtype}"),), (total,))
+                self._kept[index] = storage
+                rows += [
+                    self.editor.launch(cast, "launch"),
+                    Inserted(EventKind.ALLOC, storage, total.bytes),
+                    *self._free(index),
+                ]
+        return rows
+
+    def take(self, parameters: Sequence[int]) -> tuple[tuple[TensorSpec, ...], list[int]]:
+        """What is reduced, and the storages that are then given up."""
+        tensors = tuple(in_dtype(self._tensor(i), self.dtype if i in self._kept else None) for i in parameters)
+        storages = [self._kept.pop(i, self.storages.get(i)) for i in parameters]
+        return tensors, [storage for storage in storages if storage is not None]
+
+    def _free(self, index: int) -> list[Inserted]:
+        return [Inserted(EventKind.FREE, self.storages[index])] if index in self.storages else []
+
+    def _tensor(self, index: int) -> TensorSpec:
+        return self.editor.trace.parameters[index].tensor

@@ -1,0 +1,100 @@
+"""What ranks that hold parts of the gradients send before they step over them.
+
+The operators are the trace's (:func:`perfmodel.workload.trace.optimizer.trace_optimizer`). Clipping adds squares of
+norms up over the ranks: what the first power made. A gradient scaler looks for infinities in the rank's own gradients,
+and all skip the step if one found some.
+
+    flat parts   one number, on the compute stream
+    DTensors     one for each parameter and one for infinities, by functional collectives: each copies what it sends,
+                 runs on the communicator's own stream, and is awaited at once
+
+Sources: torch/distributed/tensor/_ops/_math_ops.py (``_NormPartial``), torch/distributed/tensor/_dispatch.py
+(``found_inf_reduce_handler``), torch/csrc/distributed/c10d/Functional.cpp (``all_reduce``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from perfmodel.program.dtensors import add_dtensor_calls
+from perfmodel.program.editor import Editor
+from perfmodel.program.program import WAIT, Inserted
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.optimizer_share import CLIP, OPTIMIZER
+from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
+
+POWER = "aten.pow.Tensor_Scalar"
+UNSCALE = "aten._amp_foreach_non_finite_check_and_unscale_.default"
+FOUND_INFINITY = TensorSpec((), (), "float32")
+
+Put = Callable[..., None]
+
+
+def clip_flat_parts(editor: Editor) -> None:
+    """Put the all-reduce of one number into the clip phase, if there is one."""
+    for put, squares in _powers(editor):
+        put(editor.blocking("all_reduce", squares))
+
+
+def clip_dtensors(editor: Editor) -> None:
+    """Put the all-reduce of a number for each parameter into the clip phase, if there is one, and what DTensors cost
+    the host.
+    """
+    powers = _powers(editor)
+    for put, squares in powers:
+        rows = _functional(editor, squares)
+        put(*(row._replace(call="") for row in rows))  # their host time is part of the call that is added
+    if powers:
+        add_dtensor_calls(editor, CLIP, CLIP)
+
+
+def share_infinities(editor: Editor) -> None:
+    """Put the all-reduce of what a gradient scaler found behind each of its looks."""
+    copy_back = Operation("aten.copy_.default", (FOUND_INFINITY, FOUND_INFINITY), outputs=(FOUND_INFINITY,))
+    for put, trace, events, segment in _phases(editor, (CLIP, OPTIMIZER)):
+        for event in _calls(trace, events, segment, UNSCALE):
+            put(event + 1, *_functional(editor, FOUND_INFINITY, (editor.launch(copy_back, "launch"),)))
+
+
+def _functional(editor: Editor, tensor: TensorSpec, use: tuple[Inserted, ...] = ()) -> list[Inserted]:
+    """A functional all-reduce of the tensor, awaited, and what is made of its result."""
+    storage, kind = editor.new_storage(), StorageKind.TEMPORARY
+    rows, mark = editor.beside(tensor.dtype, tensor.bytes, "all_reduce async")
+    return [
+        editor.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), "launch"),
+        Inserted(EventKind.ALLOC, storage, tensor.bytes, holds=kind),
+        *rows,
+        Inserted(WAIT, mark, call="wait"),
+        *use,
+        Inserted(EventKind.FREE, storage, holds=kind),
+    ]
+
+
+def _powers(editor: Editor) -> list[tuple[Put, TensorSpec]]:
+    """What puts instructions behind the first power of each clip phase and the allocation of what it made; and that."""
+    found: list[tuple[Put, TensorSpec]] = []
+    for put, trace, events, segment in _phases(editor, (CLIP,)):
+        first = _calls(trace, events, segment, POWER)[0]
+        (made,) = trace.operations[events.a[first]].outputs
+        found.append((partial(put, first + 2), made))
+    return found
+
+
+def _phases(editor: Editor, phases: tuple[str, ...]) -> Iterator[tuple[Put, Trace, StepEvents, Segment]]:
+    """Those of the first step and of the steady one, with what edits them."""
+    program, trace = editor.program, editor.trace
+    steps = ((program.first_runs, trace.first, editor.edit_first), (program.runs, trace.steady, editor.edit))
+    for runs, events, edit in steps:
+        for number, run in enumerate(runs):
+            if run.phase in phases:
+                yield partial(edit, number), trace, events, run.segment
+
+
+def _calls(trace: Trace, events: StepEvents, segment: Segment, name: str) -> list[int]:
+    """Events of the segment that call an operator of that name."""
+    kinds = events.kind[segment.start : segment.stop]
+    at = (segment.start + np.flatnonzero(kinds == EventKind.OP)).tolist()
+    return [event for event in at if trace.operations[events.a[event]].name == name]

@@ -1,0 +1,34 @@
+"""What gradients are divided by around their reduction, where the collective adds and does not average.
+
+Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``_get_gradient_divide_factors``).
+"""
+
+from __future__ import annotations
+
+from perfmodel.program.editor import Editor
+from perfmodel.program.program import Inserted
+from perfmodel.workload.ops import Operation, TensorSpec
+
+AVERAGED = ("float32", "bfloat16")
+
+
+def divisors(dtype: str, ranks: int) -> tuple[float, float]:
+    """Before and after gradients are summed over ``ranks``: near the root of that each, or half precision would run out
+    of its range; 1 where the collective averages.
+
+    >>> divisors("float16", 2), divisors("float16", 8), divisors("bfloat16", 8)
+    ((2.0, 1.0), (4.0, 2.0), (1.0, 1.0))
+    """
+    if dtype in AVERAGED:
+        return 1.0, 1.0
+    before = 1
+    while ranks % before == 0 and ranks / before > before:
+        before *= 2
+    return float(before), ranks / before
+
+
+def divided(editor: Editor, tensor: TensorSpec, divisor: float, stream: int) -> list[Inserted]:
+    """In place, by a kernel; nothing for 1."""
+    if divisor == 1:
+        return []
+    return [editor.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "", stream=stream)]

@@ -1,0 +1,95 @@
+"""Pictures of strategies side by side: step time, exposed communication and memory, predicted beside measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.report.strategies import StrategyGroup, strategy_groups
+from perfmodel.units import GIB, MS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from perfmodel.report.accuracy import Card, Case
+
+THICKNESS = 0.38  # of a bar; two make a row
+ROOM = 1.25  # right of the longest bar, for its number
+LEAST = 1e-3  # of a unit; what is smaller is written as zero, and no axis is shorter
+SIDES = {"measured": COLOURS[0], "predicted": COLOURS[6]}
+PANELS = {
+    "step": ("step time,\nsteady state", MS, "ms"),
+    "exposed": ("exposed communication,\nmeasured where traced", MS, "ms"),
+    "peak_allocated": ("peak memory allocated\nof the rank that takes most", GIB, "GiB"),
+}
+
+
+def save_strategy_plots(card: Card, directory: Path) -> list[Path]:
+    """Write strategies-<group>.png for every group of the card."""
+    saved: list[Path] = []
+    for group in strategy_groups(card.cases):
+        words = (group.name, group.place, *(group.profiles if len(card.profiles) > 1 else ()))
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
+        path = directory / f"strategies-{name}.png"
+        if path in saved:
+            path = directory / f"strategies-{name}-{len(saved)}.png"
+        saved.append(_save(group, path))
+    return saved
+
+
+def _save(group: StrategyGroup, path: Path) -> Path:
+    first, *others = PANELS
+
+    def draw_first(ax: Axes) -> Axes:
+        plot_strategies(group, first, ax)
+        ax.figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=len(SIDES), frameon=False)
+        return ax
+
+    draw: list[Callable[[Axes], Axes]] = [draw_first]
+    draw += [partial(plot_strategies, group, each, named=False) for each in others]
+    title = f"{group.name} on {group.place} ({', '.join(group.profiles)})\n{_explained(group)}".rstrip()
+    return save_figure(path, title, (18, 3.6 + 0.8 * len(group.cases)), draw, beside=True)
+
+
+def _explained(group: StrategyGroup) -> str:
+    """What names of rows mean."""
+    alone = any(case.layout is not None and not case.layout.place for case in group.cases.values())
+    held_out = any(case.split == "held-out" for case in group.cases.values())
+    return ", ".join([*(["none: one GPU alone"] if alone else []), *(["*: held out"] if held_out else [])])
+
+
+def plot_strategies(group: StrategyGroup, quantity: str = "step", ax: Axes | None = None, named: bool = True) -> Axes:
+    """A row of two bars for each case of the group, with their values. named: whether rows bear names."""
+    ax = axes_or_new(ax)
+    title, scale, unit = PANELS[quantity]
+    reach = LEAST
+    for row, case in enumerate(group.cases.values()):
+        values = {side: getattr(case, side).get(quantity) for side in SIDES}
+        known = {side: value / scale for side, value in values.items() if value is not None}
+        for side, value in known.items():
+            middle = row + (-THICKNESS if side == "measured" else THICKNESS) / 2
+            ax.barh(middle, value, THICKNESS, color=SIDES[side])
+            ax.text(value, middle, f" {value if value >= LEAST else 0:.4g}", va="center", fontsize=12)
+        if not known:
+            ax.text(0, row, " no communication" if quantity == "exposed" else " not known", va="center", fontsize=12)
+        reach = max(reach, *known.values(), 0.0)
+    for side, colour in SIDES.items():
+        ax.plot([], [], color=colour, linewidth=10, label=side)
+    names = [_name(label, case) for label, case in group.cases.items()]
+    ax.set_yticks(range(len(names)), names if named else [""] * len(names))
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.set_xlim(0, ROOM * reach)
+    ax.set_xlabel(unit)
+    ax.set_title(title)
+    return ax
+
+
+def _name(label: str, case: Case) -> str:
+    """Settings, which may be long, stand below their strategy."""
+    strategy, _, settings = label.partition(" ")
+    held_out = " *" if case.split == "held-out" else ""
+    return f"{strategy}{held_out}\n{settings}".rstrip()
