@@ -149,7 +149,7 @@ class Profile(_Section):
 
     interconnects: by name. interconnect: the name of the machine's own. topology: what ``nvidia-smi topo -m`` prints.
     base: a profile of the catalog, measured on another machine with the same devices: whatever section the file leaves
-    out is that one's.
+    out is that one's, and so are kernels that it does not have.
     """
 
     version: Literal[1] = 1
@@ -181,12 +181,15 @@ class Profile(_Section):
 
 def save_profile(profile: Profile, path: Path) -> None:
     """Write the profile atomically, keys sorted, one key a line so that versions can be compared; of one with a base,
-    only the sections in which it differs.
+    only the sections and the kernels in which it differs.
     """
     if profile.base is None:
         data = profile.model_dump_json(indent=1, exclude_defaults=False, exclude_none=True)
     else:
-        shared = _shared(profile, find_base(profile.base, path))
+        base = find_base(profile.base, path)
+        shared = _shared(profile, base)
+        kernels = {key: each for key, each in profile.kernels.items() if base.kernels.get(key) != each}
+        profile = profile.model_copy(update={"kernels": kernels})
         own = json.loads(profile.model_dump_json(exclude=shared, exclude_none=True))
         absent = {name: None for name in Profile.model_fields if name not in shared and name not in own}
         data = json.dumps(own | absent, indent=1)
@@ -227,7 +230,8 @@ def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
         if base is None:
             return Profile.model_validate(data)
         own = Profile.model_validate({"device": base.device} | data)
-        return base.model_copy(update={name: getattr(own, name) for name in data})
+        sections = {name: getattr(own, name) for name in data}
+        return base.model_copy(update=sections | {"kernels": base.kernels | own.kernels})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -63,6 +63,20 @@ def test_only_sections_that_differ_from_the_base_are_written(catalog: Path, tmp_
     assert load_profile(path) == second
 
 
+def test_kernels_join_those_of_the_base(catalog: Path, tmp_path: Path) -> None:
+    path = tmp_path / "second.json"
+    more = {"l": KernelRecord(time_s=2e-3)}
+    save_profile(
+        first().model_copy(update={"name": "second", "base": "first", "kernels": first().kernels | more}), path
+    )
+    assert list(json.loads(path.read_text())["kernels"]) == ["l"]
+    assert load_profile(path).kernels == first().kernels | more
+
+    other = {"k": KernelRecord(time_s=3e-3)}
+    save_profile(first().model_copy(update={"name": "second", "base": "first", "kernels": other}), path)
+    assert load_profile(path).kernels == other
+
+
 @pytest.mark.parametrize(
     ("name", "base", "sentence"),
     [

@@ -12,6 +12,7 @@ from validate.cases import HERE, choose_cases, load, resolved_scenario
 
 ONE_GPU = load(HERE / "one-gpu.yaml")
 DATA_PARALLEL = load(HERE / "data-parallel.yaml")
+SHARDED = load(HERE / "sharded.yaml")
 CASE = "{name: a, split: tuning, class: x, scenario: {model: {family: gpt, size: tiny}, %s}}"
 GOOD = CASE % "batch: {size: 1, sequence_length: 8}, hardware: {profile: p}"
 
@@ -30,6 +31,27 @@ def test_the_data_parallel_list_holds_out_a_third_of_every_class():
     assert set(classes) == {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}
     assert sum(classes.values()) >= 36
     assert all(held_out[name] >= count / 3 for name, count in classes.items())
+
+
+def test_the_sharded_list_holds_out_a_third_of_every_class():
+    classes = Counter(case.group for case in SHARDED)
+    held_out = Counter(case.group for case in SHARDED if case.split == "held-out")
+    assert set(classes) == {"zero-nvlink", "zero-settings", "zero-host-memory", "zero-two-nodes"}
+    assert sum(classes.values()) >= 30
+    assert all(held_out[name] >= count / 3 for name, count in classes.items())
+
+
+def test_the_sharded_list_has_every_stage_wiring_model_and_precision():
+    scenarios = [case.scenario for case in SHARDED]
+    assert {s.parallelism.strategy for s in scenarios} == {"none", "ddp", "zero1", "zero2", "zero3"}
+    assert {s.hardware.interconnect for s in scenarios} == {None, "nvlink", "host-memory", "two-nodes"}
+    assert {(s.model.family, s.model.size) for s in scenarios} >= {
+        *(("gpt", size) for size in ("large", "xl", "2.7b")),
+        ("gpt2", "1.5b"),
+        *(("llama", size) for size in ("1b", "3b", "8b")),
+    }
+    policies = [s.parallelism.fsdp.mixed_precision for s in scenarios if s.parallelism.fsdp is not None]
+    assert {(each.param, each.reduce) for each in policies if each is not None} == {("bf16", None), ("bf16", "fp32")}
 
 
 def test_the_data_parallel_list_has_every_form_and_wiring():
