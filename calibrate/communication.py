@@ -11,18 +11,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.coupling import fit_couplings
+from calibrate.coupling import fit_couplings, fit_own_couplings
 from calibrate.interconnects import backend_of, environment, members, nodes_of
+from calibrate.ladder import MOST_BYTES, grid
+from calibrate.own_contention import OwnKernel, decode_own, encode_own
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.hardware.interconnect import (
-    COLLECTIVES,
     LIBRARY,
     CollectiveRecord,
     ContentionRecord,
@@ -31,7 +32,6 @@ from perfmodel.hardware.interconnect import (
 )
 from perfmodel.hardware.topology_matrix import nvidia_smi
 from perfmodel.program.program import Collective
-from perfmodel.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from calibrate.collectives import Wanted
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from calibrate.sweeps import Sweeps
 
 ROOT = Path(__file__).parent.parent
-NAMED = "all_reduce"  # the kind whose ladder is the finest
-MOST_BYTES = {"cuda": GIB, "cpu": 64 * MIB}
 TRANSFERS_S = 20.0
+OWN_BUDGET_S = 25.0  # about 35 kernels
 
 
 @dataclass(frozen=True)
 class Request:
     """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: for timing
     collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
-    ``contention``, ``transfers``. reference_s: of the profile's host. passes: over all collectives. nodes, rendezvous:
-    see :class:`~calibrate.ranks.Launch`.
+    ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives, the most important first,
+    in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes: over all collectives. nodes,
+    rendezvous: see :class:`~calibrate.ranks.Launch`.
     """
 
     interconnect: str
@@ -63,6 +63,19 @@ class Request:
     passes: int = 2
     nodes: int = 1
     rendezvous: str | None = None
+    own: tuple[OwnKernel, ...] = ()
+    own_budget_s: float = OWN_BUDGET_S
+
+    def to_json(self) -> str:
+        """For the ranks."""
+        return json.dumps(asdict(replace(self, own=())) | {"own": encode_own(self.own)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """The inverse of :meth:`to_json`."""
+        data = json.loads(text)
+        exact = tuple(tuple(each) for each in data["exact"])
+        return cls(**data | {"exact": exact, "stages": tuple(data["stages"]), "own": decode_own(data["own"])})
 
 
 @dataclass
@@ -73,6 +86,7 @@ class Found:
     communicator_bytes: dict[str, int] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
     contention: dict[str, Any] = field(default_factory=dict)
+    own_contention: dict[str, dict[str, Any]] = field(default_factory=dict)
     transfers: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     topology: str | None = None
@@ -118,7 +132,7 @@ def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Mea
         folder = Path(name)
         asked, answered = folder / "request.json", (kept or folder / "result.json").absolute()
         answered.unlink(missing_ok=True)
-        asked.write_text(json.dumps(asdict(request)))
+        asked.write_text(request.to_json())
         search_path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         program = ("-m", "calibrate.communication", str(asked), str(answered), str(folder))
         launch = Launch(
@@ -140,7 +154,8 @@ def measured_in(path: Path, request: Request) -> Measured:
     """What stages that ended have left in a file, also those of a run that was ended."""
     found = Found(**json.loads(path.read_text()))
     records = {key: CollectiveRecord.model_validate(data) for key, data in found.collectives.items()}
-    contention = {key: ContentionRecord.model_validate(data) for key, data in found.contention.items()}
+    contention = _contention(found.contention)
+    own = {key: _contention(pairs) for key, pairs in found.own_contention.items()}
     interconnect = Interconnect.model_validate(
         {
             "backend": backend_of(request.device, request.interconnect),
@@ -153,10 +168,16 @@ def measured_in(path: Path, request: Request) -> Measured:
             "host": found.host,
             "contention": contention,
             "couplings": fit_couplings(contention),
+            "own_contention": own,
+            "own_couplings": fit_own_couplings(own),
         }
     )
     transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
     return Measured(interconnect, transfers, found.stages_s, found.topology)
+
+
+def _contention(data: dict[str, Any]) -> dict[str, ContentionRecord]:
+    return {key: ContentionRecord.model_validate(each) for key, each in data.items()}
 
 
 def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str, int, int], ...]:
@@ -165,37 +186,6 @@ def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str
 
 
 # on every rank
-
-
-def ladder(most_bytes: int) -> list[int]:
-    """Sizes from 1 KiB up by factors of two, and between them where protocols switch.
-
-    >>> ladder(4096)
-    [1024, 2048, 4096]
-    """
-    sizes = []
-    size_bytes = KIB
-    while size_bytes <= most_bytes:
-        sizes.append(size_bytes)
-        if MIB // 4 <= size_bytes < 64 * MIB:
-            sizes.append(size_bytes * 3 // 2)
-        size_bytes *= 2
-    return sizes
-
-
-def grid(ranks: int, most_bytes: int) -> Iterator[tuple[str, int]]:
-    """Kinds and sizes that a group is measured with: sizes that divide among the ranks; messages between two.
-
-    Small sizes of all kinds come first, so that what there is no time for is the largest ones.
-    """
-    for size_bytes in ladder(most_bytes):
-        for kind in COLLECTIVES:
-            is_whole = kind in ("all_reduce", "broadcast", "send_recv")
-            is_power = size_bytes & (size_bytes - 1) == 0
-            if kind == "send_recv" and ranks != 2:
-                continue
-            if (is_whole or size_bytes % (4 * ranks) == 0) and (is_power or kind == NAMED):
-                yield kind, size_bytes
 
 
 class Worker:
@@ -222,6 +212,8 @@ class Worker:
             yield "collective calls", self._collective_calls
         if "contention" in asked and has_gpu:
             yield "contention", self._contention
+        if has_gpu and (self.request.own or self.request.nodes > 1):  # other machines may have chosen none
+            yield "own contention", self._own_contention
         if "transfers" in asked and has_gpu:
             yield "transfers", self._transfers
         for number in range(1, self.request.passes + 1 if self.request.passes > 1 else 1):
@@ -320,6 +312,23 @@ class Worker:
         records = ContentionBench(dist.group.WORLD).records(lambda what: None)
         self.found.contention = {key: record.model_dump() for key, record in records.items()}
 
+    def _own_contention(self) -> None:
+        """Machines may differ in what they chose, as their profiles do: rank 0's choice is everybody's."""
+        import torch.distributed as dist
+
+        from calibrate.contention import ContentionBench
+
+        chosen = [encode_own(self.request.own)]
+        dist.broadcast_object_list(chosen, src=0)
+        name, is_first = self.request.interconnect, self.ranks.rank == 0
+        bench, wanted = ContentionBench(dist.group.WORLD), decode_own(chosen[0])
+        records = bench.own_records(
+            wanted, self.request.own_budget_s, lambda note: print(f"{name}: {note}", flush=True) if is_first else None
+        )
+        self.found.own_contention = {
+            key: {collective: each.model_dump() for collective, each in pairs.items()} for key, pairs in records.items()
+        }
+
     def _transfers(self) -> None:
         """Rank 0 copies while the others do nothing."""
         import torch
@@ -363,9 +372,7 @@ def main(request_path: str, result_path: str, folder: str) -> None:
     """One rank."""
     from calibrate.ranks import GROUP_TIMEOUT_S, join, telling
 
-    data = json.loads(Path(request_path).read_text())
-    data["exact"] = tuple(tuple(each) for each in data["exact"])
-    request = Request(**{**data, "stages": tuple(data["stages"])})
+    request = Request.from_json(Path(request_path).read_text())
     timeout_s = max(GROUP_TIMEOUT_S, request.budget_s)
     with (
         telling(Path(folder), int(os.environ["RANK"])),

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import no_collection, timed
+from calibrate.offload_calls import offload_records
 from calibrate.sharded_calls import sharded_records
 from calibrate.steps import ROUNDS, WARM_UP, linears, step_seconds
 from calibrate.timing import relative_spread
@@ -27,7 +28,8 @@ def call_records(device: str, reference_s: float | None) -> dict[str, CallRecord
     """By call, see :class:`~perfmodel.hardware.interconnect.CallRecord`; every rank measures at the same time."""
     with no_collection():
         reference = HostReference(device, reference_s)
-        found = _calls(device, reference) | _ddp(device, reference) | sharded_records(device, reference)
+        found = _calls(device, reference) | _ddp(device, reference)
+        found |= sharded_records(device, reference) | offload_records(device, reference)
         return found | {REFERENCE: CallRecord(**reference.record().model_dump(exclude={"cold_s"}))}
 
 

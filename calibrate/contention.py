@@ -1,7 +1,8 @@
 """Kernels and collectives side by side: what each takes beside the other, over what it takes alone.
 
 Two loops run on two streams from one point of time; of the loop that is timed only what ran while the other still did
-counts.
+counts. A pair takes about 0.35 s (40 of them 13 to 15 s on four H200, whatever the wiring), so one of a scenario's own
+kernels, which is measured beside two collectives, about 0.7 s.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from calibrate.collectives import Wanted, collective_call
+from calibrate.collectives import ELSEWHERE, Wanted, collective_call
 from calibrate.cuda_timing import LONGEST_HOLD_S, MARGIN, SLACK_S, CudaStream
+from calibrate.materialise import Call, materialise
+from calibrate.measuring import FAILURES, failure, tf32
+from calibrate.own_contention import OwnKernel
 from perfmodel.hardware.interconnect import ContentionRecord
 from perfmodel.units import MIB
 
 REPEATS = 3
 LOOP_S = 0.012  # of what is timed
-MOST_LAUNCHES = 350  # of a loop that must be queued whole: both together must fit the launch queue
-MOST_FED = 4000  # of one whose calls last at least FED_S each, which the host queues faster than the device runs them
+MOST_LAUNCHES = 350  # device launches of a loop that must be queued whole: both together must fit the launch queue
+MOST_FED = 4000  # calls of one whose launches last at least FED_S each: the host queues them faster than they run
 FED_S = 20e-6
 LONG_S = 1e-3  # a few of such calls give the host enough time to queue the rest
 HOST_S = 60e-6  # a launch takes the host at most about so long
@@ -46,7 +50,7 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
     x, y = (torch.randn(64 << 20, device=device) for _ in range(2))
     heads = [torch.randn(4, 16, 2048, 64, device=device, dtype=torch.bfloat16) for _ in range(3)]
     images, filters = torch.randn(32, 128, 112, 112, device=device), torch.randn(128, 128, 3, 3, device=device)
-    rows = torch.randn(16384, 2048, device=device)
+    rows, one = torch.randn(16384, 2048, device=device), torch.zeros(1, device=device)
     parameters = [torch.nn.Parameter(torch.randn(2048, 2048, device=device)) for _ in range(24)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -61,6 +65,7 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
         "attention_bf16": lambda: functional.scaled_dot_product_attention(*heads, is_causal=True),
         "layer_norm": lambda: functional.layer_norm(rows, (2048,)),
         "adamw_foreach": optimizer.step,
+        "add_one": lambda: one.add_(1),  # next to no work: what it costs is to follow another kernel
     }
 
 
@@ -79,6 +84,12 @@ def beside(ranks: int, short_s: float) -> tuple[Wanted, ...]:
     return found if ranks % 2 else (*found, Wanted("send_recv", 2, "float32", message))
 
 
+def beside_own(kind: str, ranks: int, short_s: float) -> tuple[Wanted, ...]:
+    """Collectives that a scenario's own kernels are measured beside: a long and a short one of that kind."""
+    short, long, _ = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
+    return Wanted(kind, ranks, "float32", long), Wanted(kind, ranks, "float32", short)
+
+
 class Loops(NamedTuple):
     """How often the loop that is timed and the one beside it run; calls between two marks of the first; and how many of
     the other are queued before the device goes on.
@@ -90,19 +101,22 @@ class Loops(NamedTuple):
     held: int
 
 
-def loops(own_s: float, other_s: float) -> Loops:
+def loops(own_s: float, other_s: float, own_launches: int = 1, other_launches: int = 1) -> Loops:
     """The other loop lasts ``BESIDE`` times as long as the timed one, which is shortened where that cannot be had.
+
+    own_launches, other_launches: device launches of one call.
 
     >>> loops(1e-3, 1e-3), loops(8e-3, 25e-6)
     (Loops(own=12, other=30, stride=1, held=12), Loops(own=4, other=3200, stride=1, held=350))
     """
-    own = max(4, min(MOST_LAUNCHES, math.ceil(LOOP_S / own_s - 1e-9)))
-    most = MOST_FED if other_s >= FED_S else MOST_LAUNCHES
+    most_own, most_held = (max(4, MOST_LAUNCHES // launches) for launches in (own_launches, other_launches))
+    own = max(4, min(most_own, math.ceil(LOOP_S / own_s - 1e-9)))
+    most = MOST_FED if other_s >= FED_S * other_launches else most_held
     other = max(4, min(most, math.ceil(BESIDE * own * own_s / other_s - 1e-9)))
     if other == most:
         own = max(3, min(own, int(other * other_s / (BESIDE * own_s))))
     stride = max(1, own // MARKS)
-    held = MOST_LAUNCHES if other_s < LONG_S else max(4, math.ceil(LOOP_S / other_s - 1e-9))
+    held = most_held if other_s < LONG_S else max(4, math.ceil(LOOP_S / other_s - 1e-9))
     return Loops(own - own % stride, other, stride, min(other, held))
 
 
@@ -129,8 +143,18 @@ def overlapped_s(marks_s: Sequence[float], stride: int, until_s: float) -> float
     return None if len(inside) < 3 else (inside[-1] - inside[0]) / (stride * (len(inside) - 1))
 
 
+class _Wire(NamedTuple):
+    """A collective: its key, and what it takes alone."""
+
+    key: str
+    call: Callable[[], Any]
+    alone_s: float
+
+
 class ContentionBench:
     """Every rank runs the same loops at the same time."""
+
+    device = "cuda"
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -141,12 +165,9 @@ class ContentionBench:
         """All pairs that could be made to overlap."""
         found: dict[str, ContentionRecord] = {}
         with torch.no_grad():
-            calls = kernels("cuda")
+            calls = kernels(self.device)
             alone_s = {name: self._alone_s(call) for name, call in calls.items()}
-            ranks = dist.get_world_size(self.group)
-            short = Wanted("all_reduce", ranks, "float32", FAST_BYTES[0])
-            short_s = self._alone_s(collective_call(short, self.group, "cuda"))
-            for wanted in beside(ranks, short_s):
+            for wanted in beside(dist.get_world_size(self.group), self._short_s()):
                 call = self._call(wanted)
                 wire_s = self._alone_s(call)
                 for name, kernel in calls.items():
@@ -156,21 +177,99 @@ class ContentionBench:
                         found[f"{name} {wanted.key}"] = pair
         return found
 
+    def own_records(
+        self, wanted: Sequence[OwnKernel], budget_s: float, report: Callable[[str], None]
+    ) -> dict[str, dict[str, ContentionRecord]]:
+        """Pairs of scenarios' own kernels, by kernel key and collective key; of those that could be run and be made to
+        overlap.
+
+        Parameters
+        ----------
+        wanted
+            The same on all ranks. Each is made, measured, and freed before the next.
+        budget_s
+            Seconds after which none is begun, nor one that would not end by then if it takes as long as the last.
+        report
+            Told of every kernel that is left out, and why.
+        """
+        began_s, last_s = time.perf_counter(), 0.0
+        found: dict[str, dict[str, ContentionRecord]] = {}
+        with torch.no_grad():
+            wires = {kind: self._wires(kind) for kind in dict.fromkeys(each.collective for each in wanted)}
+            for index, kernel in enumerate(wanted):
+                kernel_began_s = time.perf_counter()
+                if self._largest(kernel_began_s - began_s + last_s) > budget_s:
+                    report(f"{len(wanted) - index} of {len(wanted)} kernels left out for time")
+                    break
+                pairs, reason = self._own_pairs(kernel, wires[kernel.collective])
+                if pairs:
+                    found[kernel.job.key] = pairs
+                else:
+                    report(f"{kernel.job.key} left out: {reason}")
+                torch.cuda.empty_cache()
+                last_s = time.perf_counter() - kernel_began_s
+        return found
+
+    def _wires(self, kind: str) -> list[_Wire]:
+        """Collectives of that kind for :meth:`own_records`."""
+        chosen = beside_own(kind, dist.get_world_size(self.group), self._short_s())
+        calls = [(wanted.key, self._call(wanted)) for wanted in chosen]
+        return [_Wire(key, call, self._alone_s(call)) for key, call in calls]
+
+    def _own_pairs(self, kernel: OwnKernel, wires: list[_Wire]) -> tuple[dict[str, ContentionRecord], str]:
+        """By collective key, and why there are none."""
+        found: dict[str, ContentionRecord] = {}
+        with tf32(self.device, kernel.job.tf32):
+            run, reason = self._made(kernel)
+            if run is None:
+                return {}, reason
+            compute_s = self._alone_s(run, kernel.launches)
+            for wire in wires:
+                pair = self._pair(run, wire.call, compute_s, wire.alone_s, kernel.launches)
+                if pair is not None:
+                    found[wire.key] = pair
+        return found, "it and a collective could not be made to overlap"
+
+    def _made(self, kernel: OwnKernel) -> tuple[Call | None, str]:
+        """The call, once it has run on every rank."""
+        call: Call | None = None
+        reason = ELSEWHERE
+        try:
+            call = materialise(kernel.job.operation, self.device)
+            call()
+            self._stream.drain()
+        except FAILURES as error:
+            call, reason = None, failure(error)
+        return (call, "") if self._largest(float(call is None)) == 0 else (None, reason)
+
+    def _short_s(self) -> float:
+        """Seconds of an all-reduce of the first of FAST_BYTES."""
+        short = Wanted("all_reduce", dist.get_world_size(self.group), "float32", FAST_BYTES[0])
+        return self._alone_s(collective_call(short, self.group, self.device))
+
     def _call(self, wanted: Wanted) -> Callable[[], Any]:
         """Messages go from each rank of the first half to one of the second, all at once."""
         if wanted.kind != "send_recv":
-            return collective_call(wanted, self.group, "cuda")
-        message = torch.randn(wanted.size_bytes // 4, device="cuda")
+            return collective_call(wanted, self.group, self.device)
+        message = torch.randn(wanted.size_bytes // 4, device=self.device)
         rank, half = dist.get_rank(self.group), dist.get_world_size(self.group) // 2
         if rank < half:
             return lambda: dist.send(message, rank + half, group=self.group)
         return lambda: dist.recv(message, rank - half, group=self.group)
 
     def _pair(
-        self, kernel: Callable[[], Any], call: Callable[[], Any], compute_s: float, communication_s: float
+        self,
+        kernel: Callable[[], Any],
+        call: Callable[[], Any],
+        compute_s: float,
+        communication_s: float,
+        launches: int = 1,
     ) -> ContentionRecord | None:
-        slowed = [self._beside(kernel, call, compute_s, communication_s, False) for _ in range(REPEATS)]
-        slowed_wire = [self._beside(call, kernel, communication_s, compute_s, True) for _ in range(REPEATS)]
+        """launches: of one call of the kernel."""
+        computing = loops(compute_s, communication_s, launches, 1)
+        communicating = loops(communication_s, compute_s, 1, launches)
+        slowed = [self._beside(kernel, call, computing, False) for _ in range(REPEATS)]
+        slowed_wire = [self._beside(call, kernel, communicating, True) for _ in range(REPEATS)]
         slowed_s = sorted(value for value in slowed if value is not None)
         slowed_wire_s = sorted(value for value in slowed_wire if value is not None)
         if not slowed_s or not slowed_wire_s:
@@ -190,11 +289,14 @@ class ContentionBench:
         dist.all_reduce(values, op=operator, group=self.group)
         return [float(value) for value in values.tolist()]
 
-    def _alone_s(self, run: Callable[[], Any]) -> float:
+    def _largest(self, value: float) -> float:
+        return self._agreed([value], dist.ReduceOp.MAX)[0]
+
+    def _alone_s(self, run: Callable[[], Any], launches: int = 1) -> float:
         """Seconds of one alone, marked as it is beside others."""
         run()
         once_s = self._agreed([self._loop_s(run, 4)])[0]
-        count = loops(once_s, once_s).own
+        count = loops(once_s, once_s, launches).own
         return _middle(sorted(self._agreed([self._loop_s(run, count) for _ in range(REPEATS)])))
 
     def _loop_s(self, run: Callable[[], Any], count: int) -> float:
@@ -203,14 +305,13 @@ class ContentionBench:
         return (marks_s[-1] - marks_s[1]) / (stride * (len(marks_s) - 2))
 
     def _beside(
-        self, own: Callable[[], Any], other: Callable[[], Any], own_s: float, other_s: float, is_collective: bool
+        self, own: Callable[[], Any], other: Callable[[], Any], counts: Loops, is_collective: bool
     ) -> float | None:
         """Seconds of one of ``own``, all ranks' average, the other running all the while."""
-        counts = loops(own_s, other_s)
         for _ in range(ATTEMPTS):
             marks_s, until_s = self._side_by_side(own, other, counts, is_collective)
             found_s = overlapped_s(marks_s, counts.stride, until_s)
-            if self._agreed([float(found_s is None)], dist.ReduceOp.MAX)[0] == 0:
+            if self._largest(float(found_s is None)) == 0:
                 assert found_s is not None
                 return self._agreed([found_s])[0]
             counts = counts._replace(other=min(2 * counts.other, MOST_FED))
@@ -238,7 +339,7 @@ class ContentionBench:
                 rest = counts.other - counts.held
                 ends = self._queue(other, rest, rest, other_stream)
             self._stream.drain()
-            if self._agreed([float(late)], dist.ReduceOp.MAX)[0] == 0:
+            if self._largest(float(late)) == 0:
                 break
         first = marks[0]
         until_s = self._stream.between_s(first, ends[-1]) if ends else math.inf

@@ -1,4 +1,4 @@
-"""From measured pairs of a kernel and a collective to how their kinds slow each other.
+"""From measured pairs of a kernel and a collective to how they, and what they stand for, slow each other.
 
 A pair was measured as two loops side by side; what each takes on average mixes three things: the kernel slowed by the
 collective, the collective slowed by the kernel, and collectives that wait because they arrive while a kernel still
@@ -14,14 +14,15 @@ from itertools import product
 import numpy as np
 
 from perfmodel.cost.collectives import RINGS
-from perfmodel.cost.contention import Slowdown
+from perfmodel.cost.contention import PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling
 from perfmodel.simulate.device import Device, Item
 
-COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # coarse; refined around the best by REFINED of a step
+COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # coarse; then by REFINED around the best, and by FINEST
 COMMUNICATION_FACTORS = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7)
 TAIL_SHARES = (0.02, 0.1, 0.3, 0.6, 1.0)
 REFINED = (0.85, 0.93, 1.0, 1.07, 1.15)
+FINEST = (0.95, 0.975, 1.0, 1.025, 1.05)
 LOOP_KERNELS = 8  # at least; enough for LOOP_COLLECTIVES
 LOOP_COLLECTIVES = 6
 
@@ -36,6 +37,7 @@ KIND_OF_KERNEL = {
     "attention_bf16": "attention",
     "layer_norm": "row",
     "adamw_foreach": "optimizer",
+    "add_one": PAUSE,
 }
 
 
@@ -50,17 +52,42 @@ def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling
         kernel, collective = key.split()[:2]
         if kernel in KIND_OF_KERNEL and collective in RINGS:
             by_kind.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
-    return {kind: _fit(pairs) for kind, pairs in sorted(by_kind.items())}
+    return {
+        kind: _pause(pairs.values()) if kind == PAUSE else _fit_kind(pairs) for kind, pairs in sorted(by_kind.items())
+    }
 
 
-def _fit(pairs: Mapping[str, ContentionRecord]) -> Coupling:
-    chosen = _fitted(pairs)
-    fitted = [pairs[key] for key in chosen] or list(pairs.values())
-    others = [record for record in pairs.values() if record not in fitted]
+def _pause(records: Iterable[ContentionRecord]) -> Coupling:
+    """Of kernels that do nothing, which neither slow a collective nor keep it waiting."""
+    known = list(records)
+    return Coupling(
+        compute_factor=max(float(np.median([record.compute_factor for record in known])), 1.0),
+        communication_factor=1.0,
+        tail_share=1.0,
+        kernel_s=known[0].compute_s,
+        pairs=len(known),
+    )
+
+
+def fit_own_couplings(records: Mapping[str, Mapping[str, ContentionRecord]]) -> dict[str, Coupling]:
+    """One coupling a kernel key, fitted to all its pairs, which are by collective key.
+
+    A long and a short collective tell the three values apart: what waits for a tail weighs little beside the long one,
+    and most beside the short one.
+    """
+    return {key: _fit(list(pairs.values()), []) for key, pairs in records.items() if pairs}
+
+
+def _fit_kind(pairs: Mapping[str, ContentionRecord]) -> Coupling:
+    fitted = [pairs[key] for key in _fitted(pairs)] or list(pairs.values())
+    return _fit(fitted, [record for record in pairs.values() if record not in fitted])
+
+
+def _fit(fitted: list[ContentionRecord], others: list[ContentionRecord]) -> Coupling:
+    """others: held out."""
     best = _best(product(COMPUTE_FACTORS, COMMUNICATION_FACTORS, TAIL_SHARES), fitted)
-    for _ in range(2):
-        near = [[value * factor for factor in REFINED] for value in best]
-        best = _best(product(*near), fitted)
+    for factors in (REFINED, REFINED, FINEST):
+        best = _best(product(*([value * factor for factor in factors] for value in best)), fitted)
     return Coupling(
         compute_factor=best[0],
         communication_factor=best[1],
@@ -68,7 +95,7 @@ def _fit(pairs: Mapping[str, ContentionRecord]) -> Coupling:
         kernel_s=fitted[0].compute_s,
         fitted_error=coupling_error(best, fitted),
         held_out_error=coupling_error(best, others) if others else None,
-        pairs=len(pairs),
+        pairs=len(fitted) + len(others),
     )
 
 

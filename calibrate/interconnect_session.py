@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from calibrate.communication import Request, exact_collectives, measure, measured_in
 from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
+from calibrate.own_contention import OwnKernel, collective_beside, own_kernels, together
 from perfmodel.cost.groups import stays_in_a_node
+from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
+from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
@@ -47,10 +51,11 @@ def calibrate_interconnect(
     ranks : int
         Processes, each with a GPU; groups of 2 to as many are measured.
     scenarios : sequence of Scenario
-        Whose exact collectives over this interconnect to measure.
+        Whose exact collectives over this interconnect to measure; and, on GPUs, whose largest kernels beside one.
     budget_s : float, optional
         Seconds for timing collectives, :data:`BUDGET_S` if left out; sizes of the ladder that do not fit in are left
-        out. With 0 nothing but the scenarios' own collectives is measured, whatever they take.
+        out. With 0 nothing but the scenarios' own collectives is measured, whatever they take, and their kernels
+        beside one.
     timeout_s : float, optional
         Seconds after which all ranks are ended; if left out, :data:`TIMEOUT_S` and what the budget is above the usual.
     nodes, rendezvous
@@ -78,8 +83,9 @@ def calibrate_interconnect(
     profile = load_profile(output)
     reference = profile.host.get("reference")
     hosts = max(nodes_of(name), nodes)
-    exact = tuple(each for one in scenarios for each in _collectives_of(one, name, ranks, hosts, allow_import))
-    exact = tuple(dict.fromkeys(each for each in exact if each[3] <= ranks))
+    every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
+    sent = [each for each in every if each is not None]
+    exact = exact_collectives([each for one in sent for each in one.collectives if each.ranks <= ranks])
     if budget_s == 0 and not exact:
         raise PerfModelError(
             f"--budget 0 leaves only what scenarios send over {name} among {ranks} ranks (got nothing). Give such a "
@@ -95,9 +101,11 @@ def calibrate_interconnect(
         None if reference is None else reference.time_s,
         nodes=nodes,
         rendezvous=rendezvous,
+        own=together(_own_kernels(each, profile) for each in sent) if device == "cuda" else (),
     )
     if timeout_s is None:
-        timeout_s = TIMEOUT_S + max(request.budget_s - BUDGET_S[device], 0.0)
+        own_s = request.own_budget_s if request.own else 0.0
+        timeout_s = TIMEOUT_S + own_s + max(request.budget_s - BUDGET_S[device], 0.0)
     kept = output.with_suffix(f".{name}.partial.json")
     try:
         found = measure(request, timeout_s, kept)
@@ -125,15 +133,34 @@ def calibrate_interconnect(
     return profile
 
 
-def _collectives_of(
-    scenario: Scenario, name: str, ranks: int, nodes: int, allow_import: bool
-) -> tuple[tuple[str, str, int, int], ...]:
-    """Of the scenario over so many nodes, those that use the wires between these."""
+class _Sent(NamedTuple):
+    """A scenario, the program of its first ranks, and what all its ranks send over the interconnect."""
+
+    scenario: Scenario
+    program: Program
+    collectives: list[Collective]
+
+
+def _sent_over(scenario: Scenario, name: str, ranks: int, nodes: int, allow_import: bool) -> _Sent | None:
+    """The scenario over so many nodes; of its collectives those that use the wires between these. None without any."""
     dp = scenario.parallelism.dp
     if scenario.hardware.interconnect not in (name, None) or dp == 1:
-        return ()
-    found = [collective for each in rank_programs(scenario, allow_import) for collective in each.program.collectives]
+        return None
+    programs = [each.program for each in rank_programs(scenario, allow_import)]
+    found = [collective for program in programs for collective in program.collectives]
     if nodes > 1:
         per_node = max(min(dp, ranks) // nodes, 1)
         found = [each for each in found if not stays_in_a_node(*each.among, per_node)]
-    return exact_collectives(found)
+    return _Sent(scenario, programs[0], found) if found else None
+
+
+def _own_kernels(sent: _Sent, profile: Profile) -> tuple[OwnKernel, ...]:
+    """None, and a note, if the profile does not know what the scenario's kernels take."""
+    scenario, program, collectives = sent
+    collective = collective_beside(scenario, {each.kind for each in collectives})
+    try:
+        costs = kernel_costs(program.operations, profile, scenario.matmul_tf32)
+    except PerfModelError as error:
+        print(f"{scenario.name}: no kernels of its own are measured beside a collective: {error}", file=sys.stderr)
+        return ()
+    return own_kernels(program, costs, scenario.matmul_tf32, collective)

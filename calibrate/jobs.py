@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perfmodel.cost.transfers import pinned_copy
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.program.program import Program
 from perfmodel.workload.keys import kernel_key, uses_tf32
@@ -31,12 +32,13 @@ def job(operation: Operation, origin: str, matmul_tf32: bool = False) -> Job:
 
 def program_jobs(program: Program, matmul_tf32: bool) -> list[Job]:
     """One job for every distinct operator that the steps of ``program`` run on the device, in order of first use, those
-    that its strategy inserts last.
+    that its strategy inserts last, less copies between host and device, which ``transfers`` are.
     """
     trace = program.trace
     indices = [index for events in (trace.steady, trace.first) for index in _operations_of(events)]
     found: dict[str, Job] = {}
-    for operation in (*(trace.operations[index] for index in indices), *program.extra_operations):
+    inserted = (operation for operation in program.extra_operations if pinned_copy(operation) is None)
+    for operation in (*(trace.operations[index] for index in indices), *inserted):
         if operation.runs_on_device:
             wanted = job(operation, "scenario", matmul_tf32)
             found.setdefault(wanted.key, wanted)

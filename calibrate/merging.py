@@ -35,6 +35,8 @@ def merged(
                 "host": before.host | interconnect.host,
                 "contention": before.contention | interconnect.contention,
                 "couplings": before.couplings | interconnect.couplings,
+                "own_contention": before.own_contention | interconnect.own_contention,
+                "own_couplings": before.own_couplings | interconnect.own_couplings,
                 "rerun_spread": before.rerun_spread if apart is None else apart,
             }
         )

@@ -1,4 +1,4 @@
-"""Power and clock of the current CUDA device, read from NVIDIA's management library; nothing where it is absent."""
+"""Power, energy and clock of the current CUDA device, as NVIDIA's management library reads them; none without it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ class Nvml:
     def draw_w(self) -> float | None:
         """Electrical power at this moment."""
         return self._read("nvmlDeviceGetPowerUsage", ctypes.c_uint, 1e-3)
+
+    def energy_j(self) -> float | None:
+        """Electrical energy since the driver was loaded."""
+        return self._read("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong, 1e-3)
 
     def power_limit_w(self) -> float | None:
         return self._read("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint, 1e-3)

@@ -79,7 +79,7 @@ def _groups(mesh: DeviceMesh, reference: HostReference) -> dict[str, CallRecord]
     spread = max(each.spread for each in (*gathering, *keeping))
     records: dict[str, CallRecord] = {}
     for name, wanted_s in parts.items():
-        records |= _line((f"fsdp {name} group", f"fsdp {name} parameter"), rows, wanted_s, spread, ROUNDS)
+        records |= line((f"fsdp {name} group", f"fsdp {name} parameter"), rows, wanted_s, spread, ROUNDS)
     return records
 
 
@@ -120,7 +120,7 @@ def _loops(mesh: DeviceMesh, reference: HostReference) -> dict[str, CallRecord]:
             blocked_s = _blocked_s("all_reduce", 1, 1, mesh, reference) if prefix == CLIP else 0.0
             wanted_s.append(statistics.median(sharded_s) - statistics.median(plain_s) - blocked_s)
             spreads.append(relative_spread(sharded_s))
-        found |= _line((f"dtensor {prefix}", f"dtensor {prefix} parameter"), rows, wanted_s, max(spreads), LOOP_ROUNDS)
+        found |= line((f"dtensor {prefix}", f"dtensor {prefix} parameter"), rows, wanted_s, max(spreads), LOOP_ROUNDS)
     return found
 
 
@@ -153,7 +153,7 @@ def _parameters(count: int, mesh: DeviceMesh) -> Iterator[list[nn.Parameter]]:
     yield sharded
 
 
-def _line(
+def line(
     names: tuple[str, str], rows: Sequence[tuple[int, int]], wanted_s: Sequence[float], spread: float, rounds: int
 ) -> dict[str, CallRecord]:
     """Seconds of each name, none negative, of which the rows have so many each."""

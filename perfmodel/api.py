@@ -15,10 +15,12 @@ from perfmodel.cost.host import host_costs, host_slowness, host_spread
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.work import model_flops
+from perfmodel.cost.power import Clock, lowered_clock
 from perfmodel.cost.residency import resident_shares
+from perfmodel.cost.sharing import memory_sharing
 from perfmodel.hardware.interconnect import Interconnect, communicators_bytes
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import Collective, Program
+from perfmodel.program.program import COLLECTIVE, COMPUTE, Collective, Program
 from perfmodel.program.ranks import RankProgram, rank_programs
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
@@ -78,6 +80,7 @@ def predict(
     program = step.program
     host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
     wire_term_s = step.wire_term_s(slowness, timeline)
+    clock_term_s = 0.0 if step.clock is None else step.clock.term_s
     kernels = _kernel_uses(timeline, program, step.costs, scenario)
     breakdown = _breakdown(timeline)
     return Prediction(
@@ -87,9 +90,10 @@ def predict(
         timeline=timeline,
         memory=memories[ranks[slowest].ranks[0]] if memories else None,
         rank_memories=memories,
-        interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s),
+        interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s, clock_term_s),
         kernels=kernels,
         breakdown=breakdown,
+        clock=step.clock,
         bottleneck=_bottleneck(timeline.step_time_s, breakdown, kernels, host_term_s / spread),
         provenance=kernel_shares(kernels),
         model_flops=_model_flops(timeline, program),
@@ -128,18 +132,39 @@ class _Step:
         self._kernels = np.array([cost.kernels for cost in costs])
         positions = launched_positions(program, self._kernels)
         lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
-        self._duration_s = lasts_s / slowest_speed(scenario)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         operation = program.instructions.a[positions]
+        self.clock = self._lowered_clock(operation, lasts_s)
+        at_clock_s = lasts_s if self.clock is None else lasts_s * self.clock.factor[operation]
+        self._duration_s = at_clock_s / slowest_speed(scenario)
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
         wires = [route.interconnect for route in self.routes]
-        self._slowdowns = slowdowns(program, costs, operation, self._duration_s, wires)
+        self._slowdowns = slowdowns(
+            program, costs, operation, self._duration_s, wires, matmul_tf32=scenario.matmul_tf32, exact=exact
+        )
+
+        stream = program.instructions.stream[positions]
+        beside = dict.fromkeys(operation[stream != COMPUTE].tolist())
+        tail_s = self._slowdowns[0].tail_s if self._slowdowns else None
+        self._sharing = memory_sharing(costs, operation, self._duration_s, beside, tail_s)
+
+    def _lowered_clock(self, operation: np.ndarray, lasts_s: np.ndarray) -> Clock | None:
+        """operation, lasts_s: by launch, its distinct operation and its seconds at full clock."""
+        if not self._profile.power.kinds:
+            return None
+        calls = np.bincount(operation, minlength=len(self.costs))
+        total_s = np.bincount(operation, weights=lasts_s, minlength=len(self.costs))
+        waits_s, busiest_s = _communication_s(self.program, self.collectives)
+        least_s = max(float(self._host_s.sum()), busiest_s)
+        return lowered_clock(self.program.operations, self.costs, calls, total_s, self._profile, waits_s, least_s)
 
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
         """slowness, wire: factors on host times and on collectives."""
         collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
         host_s = self._host_s * slowness
-        work = step_work(self.program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns)
+        work = step_work(
+            self.program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns, self._sharing
+        )
         if self._profile.device.kind == "cpu":
             return simulate_one_clock(self.program, work)
         return simulate(self.program, work, self._profile.launch)
@@ -168,6 +193,17 @@ def _memories(ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario
         memory = simulate_memory(each.program, profile, scenario.matmul_tf32, outside_bytes)
         found |= dict.fromkeys(each.ranks, memory)
     return tuple(found[rank] for rank in sorted(found))
+
+
+def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple[float, float]:
+    """Seconds of a step's collectives on the compute stream, and all seconds of the group that has most of them."""
+    columns, waits_s, of_groups_s = program.instructions, 0.0, dict[str, float]()
+    is_collective = columns.kind == COLLECTIVE
+    for number, stream in zip(columns.a[is_collective].tolist(), columns.stream[is_collective].tolist(), strict=True):
+        group, time_s = program.collectives[number].group, costs[number].time_s
+        of_groups_s[group] = of_groups_s.get(group, 0.0) + time_s
+        waits_s += time_s if stream == COMPUTE else 0.0
+    return waits_s, max(of_groups_s.values(), default=0.0)
 
 
 def _communication_bytes(timeline: Timeline, program: Program) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.cost.groups import route_of
+from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
@@ -53,7 +54,7 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
     if section.strategy == "zero1":
         _check_zero1(scenario)
     if section.strategy in ("zero2", "zero3"):
-        _check_fsdp(scenario)
+        _check_fsdp(scenario, profile)
     if scenario.training.compile:
         raise PerfModelError("training.compile must be false in this version (got true). Eager steps are predicted.")
     _check_nodes(scenario, profile)
@@ -79,16 +80,39 @@ def _check_zero1(scenario: Scenario) -> None:
         )
 
 
-def _check_fsdp(scenario: Scenario) -> None:
+def _check_fsdp(scenario: Scenario, profile: Profile) -> None:
     """What fully_shard can do and this version cannot predict."""
     section = scenario.parallelism.fsdp or FsdpSection()
     _check_policy(scenario, section.mixed_precision)
     if section.offload:
-        raise PerfModelError(
-            "parallelism.fsdp.offload must be left out in this version (got true). What torch does by default is "
-            "predicted."
-        )
+        if scenario.parallelism.dp == 1:
+            raise PerfModelError(
+                "parallelism.fsdp.offload must be left out with dp=1 (got true): nothing is sharded. Leave it out."
+            )
+        check_offload(scenario, profile.device.kind)
+        for direction in ("h2d", "d2h"):
+            transfer_cost(direction, "pinned", 1, profile)
     check_fsdp_groups(scenario.parallelism)
+
+
+def check_offload(scenario: Scenario, device: str, where: str = "parallelism.fsdp") -> None:
+    """What torch cannot do with shards in host memory.
+
+    Raises
+    ------
+    PerfModelError
+        In one sentence that begins with ``where``, the section.
+    """
+    if device == "cpu":
+        raise PerfModelError(
+            f"{where}.offload must be false on the CPU (got true): shards are in host memory, and torch pins none "
+            "without a GPU. Leave it out."
+        )
+    if scenario.optimizer.max_grad_norm is not None or scenario.precision == "amp-fp16":
+        raise PerfModelError(
+            f"{where}.offload must be false with gradient clipping or amp-fp16 (got true): gradients in host memory "
+            "would be reduced, which NCCL cannot. Leave one out."
+        )
 
 
 def check_fsdp_groups(parallelism: ParallelismSection, where: str = "parallelism.fsdp") -> None:

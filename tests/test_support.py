@@ -6,6 +6,8 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware.interconnect import TransferRecord
+from perfmodel.simulate.provenance import assumptions
 from perfmodel.support import check_supported
 from perfmodel.workload.scenario import Scenario
 from tests.test_api import RANKS, wired
@@ -36,7 +38,7 @@ def asked(**parallelism: object) -> Scenario:
             {"strategy": "zero3", "fsdp": {"wrap": "root", "backward_prefetch": 2}},
             r"backward_prefetch must be left out with wrap root \(got 2\)",
         ),
-        ({"strategy": "zero3", "fsdp": {"offload": True}}, "fsdp.offload must be left out"),
+        ({"strategy": "zero3", "fsdp": {"offload": True}}, "toy: .* measured h2d pinned transfers"),
         (
             {"strategy": "zero2", "fsdp": {"reshard_after_forward": 3}},
             r"reshard_after_forward must divide the 2 ranks .* \(got 3\)",
@@ -52,6 +54,32 @@ def test_a_gradient_scaler_would_see_one_shard_alone() -> None:
     flat = asked(strategy="zero1", zero1_form="reduce-scatter").model_copy(update={"precision": "amp-fp16"})
     with pytest.raises(PerfModelError, match="precision must not be amp-fp16 with zero1_form reduce-scatter"):
         predict(flat, wired())
+
+
+OFFLOADED = {"strategy": "zero3", "fsdp": {"offload": True}}
+
+
+def test_what_torch_cannot_do_with_shards_in_host_memory() -> None:
+    transfers = {f"{direction} pinned 1024": TransferRecord(time_s=1e-6) for direction in ("h2d", "d2h")}
+    profile = wired().model_copy(update={"transfers": transfers})
+    plain = asked(**OFFLOADED)
+    check_supported(plain, profile)
+    assert assumptions(plain, None) == (
+        "copies between each GPU and the host as fast as those of one GPU alone in one direction",
+    )
+    clipped = plain.optimizer.model_copy(update={"max_grad_norm": 1.0})
+    for changes in ({"optimizer": clipped}, {"precision": "amp-fp16"}):
+        with pytest.raises(PerfModelError, match=r"fsdp.offload must be false with gradient clipping or amp-fp16"):
+            check_supported(plain.model_copy(update=changes), profile)
+    on_cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
+    with pytest.raises(PerfModelError, match=r"fsdp.offload must be false on the CPU"):
+        check_supported(plain, on_cpu)
+
+
+def test_one_rank_has_nothing_to_offload() -> None:
+    alone = {"hardware": {"profile": "toy.json"}, "parallelism": {"dp": 1} | OFFLOADED}
+    with pytest.raises(PerfModelError, match=r"fsdp.offload must be left out with dp=1"):
+        check_supported(Scenario.model_validate(RANKS | alone), wired())
 
 
 SHARDED = [{"strategy": "zero1"}, {"strategy": "zero2"}, {"strategy": "zero3"}]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
-from perfmodel.support import check_fsdp_groups
+from perfmodel.support import check_fsdp_groups, check_offload
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
 from validate.cases import Case, Split, resolved_scenario
@@ -164,16 +164,8 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
 def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:
     where = f"{name}: parallelism.fsdp"
     check_fsdp_groups(scenario.parallelism, where)
-    if section.offload and device == "cpu":
-        raise PerfModelError(
-            f"{where}.offload must be false on the CPU (got true): shards are in host memory, and torch pins none "
-            "without a GPU. Leave it out."
-        )
-    if section.offload and (scenario.optimizer.max_grad_norm is not None or scenario.precision == "amp-fp16"):
-        raise PerfModelError(
-            f"{where}.offload must be false with gradient clipping or amp-fp16 (got true): gradients in host memory "
-            "would be reduced, which NCCL cannot. Leave one out."
-        )
+    if section.offload:
+        check_offload(scenario, device, where)
 
 
 def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:

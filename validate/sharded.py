@@ -158,7 +158,9 @@ class FullyShard(Form):
         if reshard is None and self.scenario.parallelism.strategy == "zero2":
             reshard = False
         policy = section.mixed_precision or MixedPrecisionSection()
-        options: dict[str, Any] = {"offload_policy": CPUOffloadPolicy()} if section.offload else {}
+        options: dict[str, Any] = {}
+        if section.offload:  # only memory of which a GPU makes copies can be pinned
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type != "cpu")
         return options | {
             "mesh": init_device_mesh(device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh)),
             "reshard_after_forward": reshard,

@@ -7,7 +7,9 @@ collectives, and a step's operators take the coupling of their kind (:data:`KIND
 
 A matrix product that fills the device once loses most: with a share s of the device gone, one wave becomes two; and the
 longer one runs, the longer a collective may have to wait for it. Products are therefore measured small and large, and
-what lies between takes its coupling by the logarithm of its time.
+what lies between takes its coupling by the logarithm of its time. Both are stand-ins: waves depend on the kernel, as
+does whether each multiprocessor works on one block until the product ends. An operator that was itself measured beside
+collectives takes its own coupling.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.program.program import Program
+from perfmodel.workload.keys import kernel_key
 
 # By cost class: the measured kind whose needs are nearest.
 KIND_OF = {
@@ -34,6 +37,7 @@ KIND_OF = {
 }
 CONVOLUTION = "convolution"
 OTHERWISE = "pointwise"
+PAUSE = "pause"
 
 
 @dataclass(frozen=True)
@@ -71,53 +75,85 @@ def slowdowns(
     operation: np.ndarray,
     duration_s: np.ndarray,
     interconnects: Sequence[Interconnect],
+    *,
+    matmul_tf32: bool = False,
+    exact: bool = True,
 ) -> tuple[Slowdown, ...]:
     """By collective of the program, with a column a launch; empty where nothing was measured.
 
-    operation, duration_s: by launch, its distinct operation and its seconds alone. interconnects: by collective.
+    Parameters
+    ----------
+    operation, duration_s
+        By launch, its distinct operation and its seconds alone.
+    interconnects
+        By collective.
+    matmul_tf32
+        Whether float32 products may use TF32.
+    exact
+        Use what was measured of a scenario's own kernels. Without, only what is known of their kinds.
 
     Notes
     -----
     Assumes: all collectives over one interconnect slow an operator alike, holding as many multiprocessors each.
     """
-    if not any(each.couplings for each in interconnects):
+    has_own = exact and any(each.own_couplings for each in interconnects)
+    if not has_own and not any(each.couplings for each in interconnects):
         return ()
+    keys = [kernel_key(each, matmul_tf32) if has_own else "" for each in program.operations]
     kinds = [
         operator_kind(cost, each.base_name.startswith(("_foreach_", "_fused_")))
         for cost, each in zip(costs, program.operations, strict=True)
     ]
     distinct = {id(each): each for each in interconnects}
-    found = {key: _slowdown(kinds, costs, operation, duration_s, each) for key, each in distinct.items()}
+    found = {key: _slowdown(kinds, keys, costs, operation, duration_s, each) for key, each in distinct.items()}
     return tuple(found[id(each)] for each in interconnects)
 
 
 def _slowdown(
     kinds: list[str],
+    keys: list[str],
     costs: list[KernelCost],
     operation: np.ndarray,
     duration_s: np.ndarray,
     interconnect: Interconnect,
 ) -> Slowdown:
-    """kinds: by distinct operation."""
+    """kinds, keys: by distinct operation; an empty key is nobody's."""
     if CONVOLUTION not in interconnect.couplings:  # measured since; until then the nearest to it
         kinds = [_product_kind(cost) if kind == CONVOLUTION else kind for kind, cost in zip(kinds, costs, strict=True)]
-    found = [_coupling(kind, cost.time_s, interconnect) for kind, cost in zip(kinds, costs, strict=True)]
+    own = interconnect.own_couplings
+    found = [
+        _values(own[key]) if key in own else _of_kind(kind, cost, interconnect)
+        for kind, key, cost in zip(kinds, keys, costs, strict=True)
+    ]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
     return Slowdown(compute, communication, tail * duration_s)
 
 
-def _coupling(kind: str, time_s: float, interconnect: Interconnect) -> tuple[float, float, float]:
-    """compute_factor, communication_factor and tail_share of an operator of that kind that takes so long alone."""
+def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[float, float, float]:
+    """compute_factor, communication_factor and tail_share of an operator of that kind, its pauses among its time."""
+    pause = interconnect.couplings.get(PAUSE)
+    if pause is None or cost.time_s <= 0:
+        return _coupling(kind, cost.time_s, interconnect, 0.0)
+    pause_s = (pause.compute_factor - 1) * pause.kernel_s
+    compute, communication, tail = _coupling(kind, cost.time_s, interconnect, pause_s)
+    return compute + cost.kernels * pause_s / cost.time_s, communication, tail
+
+
+def _coupling(kind: str, time_s: float, interconnect: Interconnect, pause_s: float) -> tuple[float, float, float]:
+    """Of an operator that takes so long alone; pause_s: what is in the measured factors, and is taken out."""
     large = interconnect.couplings.get(kind)
     small = interconnect.couplings.get(f"{kind}_small")
     if large is None or small is None or large.kernel_s <= small.kernel_s:
         only = large or small
-        return (1.0, 1.0, 1.0) if only is None else _values(only)
+        return (1.0, 1.0, 1.0) if only is None else _values(only, pause_s)
     between = float(np.log(max(time_s, 1e-9) / small.kernel_s) / np.log(large.kernel_s / small.kernel_s))
     share = min(max(between, 0.0), 1.0)
-    first, second = (a + share * (b - a) for a, b in zip(_values(small)[:2], _values(large)[:2], strict=True))
-    return first, second, _values(small)[2] + share * (_values(large)[2] - _values(small)[2])
+    compute, communication, tail = (
+        a + share * (b - a) for a, b in zip(_values(small, pause_s), _values(large, pause_s), strict=True)
+    )
+    return compute, communication, tail
 
 
-def _values(coupling: Coupling) -> tuple[float, float, float]:
-    return coupling.compute_factor, coupling.communication_factor, coupling.tail_share
+def _values(coupling: Coupling, pause_s: float = 0.0) -> tuple[float, float, float]:
+    compute = max(coupling.compute_factor - pause_s / coupling.kernel_s, 1.0)
+    return compute, coupling.communication_factor, coupling.tail_share

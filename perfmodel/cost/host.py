@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.host_structure import Piece, Structure, Thing, structure_of
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
@@ -65,6 +66,11 @@ def host_costs(
     np.ndarray
         Seconds, one entry an instruction, at the host speed of the profile (see :func:`host_slowness`).
 
+    Raises
+    ------
+    PerfModelError
+        If the program runs an optimizer on the host that the interconnect was not measured with.
+
     Notes
     -----
     Assumes: one host thread at a time (the engine's thread runs while the main one waits), no profiler, no garbage
@@ -96,10 +102,15 @@ _PARTS: dict[str, tuple[str, ...]] = {
 
 def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -> float:
     """Of a call that a strategy inserts: as measured on the interconnect, or else what it consists of: a call of one
-    launch; of DTensors nothing that is known.
+    launch; of DTensors nothing that is known. What an optimizer on the CPU takes must be measured.
     """
     if interconnect is not None and call in interconnect.host:
         return interconnect.host[call].time_s
+    if call.startswith("cpu "):
+        raise PerfModelError(
+            f"the interconnect must have been measured for {call!r}, what the optimizer takes the host with "
+            "parallelism.fsdp.offload (it was not). Measure it again with `perfmodel calibrate --interconnect`."
+        )
     if call in _PARTS:
         return sum(_call_seconds(part, costs, interconnect) for part in _PARTS[call])
     return 0.0 if call.startswith("dtensor ") else costs.seconds("call") + costs.seconds("launch")
@@ -333,6 +344,8 @@ def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
         return 0.0
     scaler_s = costs.per_parameter("scaler", parameters) if costs.precision == "amp-fp16" else 0.0
     optimized = parameters if program.trace.optimized is None else program.trace.optimized
+    if any(parameter.tensor.device == "cpu" for parameter in optimized):
+        return 0.0  # the program says what the host does then
     return scaler_s + costs.per_parameter(optimizer_prefix(program.trace.workload), optimized)
 
 

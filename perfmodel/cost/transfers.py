@@ -14,11 +14,14 @@ from perfmodel.cost.segments import Point, fit_segments, segment_time_s
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
 from perfmodel.hardware.profile import Profile
+from perfmodel.workload.ops import Operation
 
 Direction = Literal["h2d", "d2h", "both", "p2p"]
 Memory = Literal["pinned", "pageable"]
 CURVE_SPREAD = 0.05  # relative; a prior, as for collectives
 MOST_CURVES = 8  # sets of records whose curves are kept
+
+_DIRECTIONS: dict[tuple[str, str], Direction] = {("cpu", "cuda"): "h2d", ("cuda", "cpu"): "d2h"}
 
 Curves = dict[str, tuple[CollectiveSegment, ...]]
 _KEPT: dict[int, tuple[Mapping[str, TransferRecord], Curves]] = {}
@@ -89,6 +92,27 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
         )
     time_s = segment_time_s(curves[name], size_bytes)
     return TransferCost(time_s, CURVE_SPREAD, "curve", size_bytes / time_s)
+
+
+def has_transfers(direction: str, memory: str | None, profile: Profile) -> bool:
+    """Whether the profile has measured any of these."""
+    return transfer_name(direction, memory) in _curves(profile.transfers)
+
+
+def pinned_copy(operation: Operation) -> Direction | None:
+    """The direction of a copy between host and device that the host does not wait for, which takes pinned memory; None
+    for whatever else.
+
+    >>> from perfmodel.workload.ops import TensorSpec
+    >>> on_host, on_device = TensorSpec((8,), (1,), "float32", "cpu"), TensorSpec((8,), (1,), "float32")
+    >>> keywords = (("device", "cuda"), ("non_blocking", True))
+    >>> pinned_copy(Operation("aten._to_copy.default", (on_host,), keywords, (on_device,)))
+    'h2d'
+    """
+    if operation.base_name != "_to_copy" or ("non_blocking", True) not in operation.keywords:
+        return None
+    devices = operation.input_tensors()[0].device, operation.outputs[0].device
+    return _DIRECTIONS.get(devices)
 
 
 def transfer_points(transfers: Mapping[str, TransferRecord]) -> dict[str, list[Point]]:

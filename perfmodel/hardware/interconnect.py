@@ -75,6 +75,9 @@ class CallRecord(_Section):
         fsdp gather group, fsdp reduce group   likewise to the backward of a group that it gathers, and reduces
         dtensor optimizer adamw foreach        what a step takes more over DTensors; ``... parameter``: for each
         dtensor clip, dtensor zero_grad        likewise; clipping's all_reduce included
+        cpu optimizer adamw foreach            a step over DTensors in host memory; ``... parameter``: for each of
+                                               these; ``... MiB``: for each MiB of them, in float32
+        copy to device, copy to host           one of a parameter's part, with the event that the host later waits for
 
     On a CPU, where a call lasts until its collective has ended, those of fully_shard and of clipping hold what comes on
     top of the collectives.
@@ -112,7 +115,7 @@ class ContentionRecord(_Section):
 
 
 class Coupling(_Section):
-    """How operators of one kind and collectives of one kind slow each other while both run; fitted to pairs.
+    """How operators of one kind, or one kernel, and collectives slow each other while both run; fitted to pairs.
 
     compute_factor, communication_factor: see :class:`~perfmodel.cost.contention.Slowdown`. tail_share: of an operator's
     time alone, the last part, in which a collective that arrives finds room. kernel_s: of the kernel that was measured,
@@ -138,9 +141,9 @@ class Interconnect(_Section):
     allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
     beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
     it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
-    couplings: by kind of operator, fitted to these. rerun_spread: relative, of all collectives alike: how far
-    calibrations differ. bandwidth_factor: never measured; 2 asks what links twice as fast
-    would give.
+    couplings: by kind of operator, fitted to these. own_contention: by kernel key of a scenario, pairs by collective
+    key; own_couplings: by kernel key, fitted to these. rerun_spread: relative, of all collectives alike: how far
+    calibrations differ. bandwidth_factor: never measured; 2 asks what links twice as fast would give.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -153,6 +156,8 @@ class Interconnect(_Section):
     host: dict[str, CallRecord] = {}
     contention: dict[str, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
+    own_contention: dict[str, dict[str, ContentionRecord]] = {}
+    own_couplings: dict[str, Coupling] = {}
     rerun_spread: NotNegative | None = None
     bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 

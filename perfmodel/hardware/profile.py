@@ -137,11 +137,62 @@ class MemoryConstants(_Section):
     cublaslt_workspace_bytes: int = 0
 
 
+class PowerLoop(_Section):
+    """One kind of work repeated without pause, or in turns with matrix products that make the device hot.
+
+    products, calls: of one round. time_s: of a call, product_s: of a product. clock_hz, draw_w: once it has settled.
+    """
+
+    products: Annotated[int, Field(ge=0)] = 0
+    calls: Annotated[int, Field(ge=1)] = 1
+    time_s: Positive
+    product_s: Positive | None = None
+    clock_hz: Positive
+    draw_w: Positive | None = None
+
+
+class PowerReading(_Section):
+    """What was read of one kind of work.
+
+    alone_s: a call as kernel keys are timed. flops: of a call, where the kind is there for them; arithmetic: their
+    unit.
+    """
+
+    alone_s: Positive
+    flops: Positive | None = None
+    arithmetic: str | None = None
+    loops: tuple[PowerLoop, ...]
+
+
+class PowerKind(_Section):
+    """A kind of work as :mod:`perfmodel.cost.power` takes it.
+
+    draw_w: at full clock, hot. clock_share: of its time, what follows the clock. flops_per_s: with which it draws that,
+    where the kind is there for FLOPs; arithmetic: their unit.
+    """
+
+    draw_w: Positive
+    clock_share: Annotated[float, Field(ge=0, le=1)]
+    flops_per_s: Positive | None = None
+    arithmetic: str | None = None
+
+
 class Power(_Section):
-    """Sustained draw and clock by kind of work (``gemm_bf16``, ``copy``, ...): watts and hertz; empty where unread."""
+    """What work draws, and what its power limit does to the device's clock; empty where unread.
+
+    idle_w: draw between kernels. limit_w, full_clock_hz: when this was measured. kinds: by kind of work
+    (:func:`perfmodel.cost.power.power_kind`), fitted to the readings; spread: relative, root mean square of the times
+    of their loops against the fit. draw_w, clock_hz: sustained, by kind of work, in profiles that have no readings.
+    """
 
     draw_w: dict[str, float] = {}
     clock_hz: dict[str, float] = {}
+    idle_w: NotNegative = 0.0
+    limit_w: Positive | None = None
+    full_clock_hz: Positive | None = None
+    kinds: dict[str, PowerKind] = {}
+    spread: NotNegative = 0.0
+    readings: dict[str, PowerReading] = {}
 
 
 class Profile(_Section):

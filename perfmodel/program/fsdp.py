@@ -28,10 +28,12 @@ from perfmodel.program.division import divided, divisors
 from perfmodel.program.dtensors import add_dtensor_calls
 from perfmodel.program.editor import Editor, vector
 from perfmodel.program.fsdp_groups import ROOT, Group, Plan, Sizes, plan_of, wrapping
-from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, PhaseRun, Program
+from perfmodel.program.fsdp_operators import chunk_cat, foreach_copy, split_copy
+from perfmodel.program.offload import Copies, step_on_host
+from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, Members, PhaseRun, Program
 from perfmodel.program.shards import in_dtype
 from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
+from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, gradient_storages
 
@@ -51,39 +53,21 @@ def fsdp(editor: Editor, scenario: Scenario) -> Program:
         editor.edit(edit.run, edit.event, *edit.instructions)
     share_infinities(editor)
     clip_dtensors(editor)
-    add_dtensor_calls(editor, "optimizer", optimizer_prefix(trace.workload))
     add_dtensor_calls(editor, "zero_grad", "zero_grad")
-    zero_grad = editor.last("zero_grad")
-    cleared = [Inserted(EventKind.FREE, each, stream=SCATTER) for group in plan.groups for each in _gradients_of(group)]
-    editor.edit(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
+    if plan.offloads:
+        step_on_host(editor)
+    else:
+        add_dtensor_calls(editor, "optimizer", optimizer_prefix(trace.workload))
+        zero_grad = editor.last("zero_grad")
+        freed = [each for group in plan.groups for each in _gradients_of(group)]
+        cleared = (Inserted(EventKind.FREE, each, stream=SCATTER) for each in freed)
+        editor.edit(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
     return replace(editor.finish(), setup=tuple(wrapping(editor, plan)))
 
 
 def _gradients_of(group: Group) -> tuple[int, int]:
     """Where the part of the gradients may be."""
     return group.storages.scattered, group.storages.gradient
-
-
-def _split(whole: TensorSpec, parts: Sequence[TensorSpec], ranks: int) -> Operation:
-    """Of the gathered buffer, a row a rank, into each parameter."""
-    out = tuple(_by_rank(part, ranks) for part in parts)
-    inputs = (_by_rank(whole, ranks), tuple(part.shape[1] for part in out), 1)
-    return Operation("aten.split_with_sizes_copy.out", inputs, (("out", out),), out)
-
-
-def _join(gradients: tuple[TensorSpec, ...], whole: TensorSpec, ranks: int) -> Operation:
-    """Into the buffer that is reduced, a row a rank."""
-    out = _by_rank(whole, ranks)
-    return Operation("aten._chunk_cat.out", (gradients, 0, ranks), (("out", out),), (out,))
-
-
-def _by_rank(tensor: TensorSpec, ranks: int) -> TensorSpec:
-    shape = (ranks, tensor.numel // ranks)
-    return TensorSpec(shape, contiguous_stride(shape), tensor.dtype)
-
-
-def _foreach_copy(into: tuple[TensorSpec, ...], tensors: tuple[TensorSpec, ...]) -> Operation:
-    return Operation("aten._foreach_copy_.default", (into, tensors), outputs=())
 
 
 def _host_calls(what: str, parameters: int) -> list[Inserted]:
@@ -120,6 +104,7 @@ class _Step:
         self._reducing: tuple[Group, int] | None = None  # whose reduced buffer lives on, and the mark of the end
         self._scattering: int | None = None  # the mark of the last end that backward's end has not awaited
         self._replicated: set[int] = set()  # modules whose scattered buffer lives until then
+        self._copies = Copies(editor)
 
     def edits(self) -> list[Edit]:
         for number, run in enumerate(self.runs):
@@ -170,8 +155,7 @@ class _Step:
         """Begin to gather, unless that was begun ahead or the parameters are there."""
         if group.module in self._gathers or group.module in self._whole:
             return []
-        among = self.editor.among if group.module not in self._parted else self.plan.resharing
-        assert among is not None
+        among = self._sharing(group)
         shards = tuple(self.sizes.part(index, among.ranks) for index in group.parameters)
         whole = self.sizes.buffer(group.parameters)
         copied, gathered = self.editor.mark(), self.editor.mark()
@@ -182,7 +166,7 @@ class _Step:
             *(self._copies_wait(self._parted[group.module]) if group.module in self._parted else []),
             *cast,
             Inserted(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(_foreach_copy(shards, shards), "", stream=COPY_IN),
+            self.editor.launch(foreach_copy(shards, shards), "", stream=COPY_IN),
             Inserted(RECORD, copied, stream=COPY_IN),
             Inserted(WAIT, copied, stream=GATHER),
             self.editor.blocking("all_gather", whole, GATHER, call="", among=among),
@@ -190,14 +174,22 @@ class _Step:
             *uncast,
         ]
 
+    def _sharing(self, group: Group) -> Members:
+        """The ranks that hold the group's parameters together now."""
+        fewer = self.plan.resharing if group.module in self._parted else None
+        return fewer or self.editor.among
+
     def _prefetch(self, modules: Sequence[int]) -> list[Inserted]:
         """Begin to gather these, one after another."""
         return [row for module in modules if module in self.by_module for row in self._gather(self.by_module[module])]
 
     def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Inserted], list[Inserted]]:
-        """Into the dtype that is sent, where it is not the one that is kept, even of parts that are in it already; and
-        the end of that.
+        """To the device, and into the dtype that is sent, where it is not the one that is kept, even of parts that are
+        in it already; and the end of that.
         """
+        if self.plan.offloads:
+            kept = tuple(in_dtype(shard, self.dtypes.kept) for shard in shards)
+            return self._copies.to_device(kept, shards, COPY_IN) if group.module not in self._parted else ([], [])
         if self.dtypes.kept is None:
             return [], []
         kind, size_bytes = StorageKind.PARAMETER, sum(shard.bytes for shard in shards)
@@ -205,7 +197,7 @@ class _Step:
         kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
             Inserted(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(_foreach_copy(shards, kept), "", stream=COPY_IN),
+            self.editor.launch(foreach_copy(shards, kept), "", stream=COPY_IN),
         ]
         return begin, [Inserted(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
@@ -221,7 +213,7 @@ class _Step:
         parts = tuple(self.sizes.unsharded(index) for index in group.parameters)
         for storage, part in zip(group.unsharded, parts, strict=True):
             rows.append(Inserted(EventKind.ALLOC, storage, part.bytes, holds=kind))
-        copy = _split(self.sizes.buffer(group.parameters), parts, self.editor.ranks)
+        copy = split_copy(self.sizes.buffer(group.parameters), parts, self._sharing(group).ranks)
         copied = self.editor.mark()
         rows.append(self.editor.launch(copy, ""))
         if self._parted.pop(group.module, None) is not None:
@@ -302,6 +294,7 @@ class _Step:
                 self._scattering = None
             if group.module in self._replicated:
                 rows.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
+            rows += self._copies.awaited(group.module)
             if group.module in self._gathers:
                 rows += [Inserted(WAIT, self._gathers.pop(group.module)), self._free_gathered(group)]
         return rows + self._await_reduction()
@@ -330,7 +323,7 @@ class _Step:
         tensors, storages = self._gradients.take(parameters)
         freed = [Inserted(EventKind.FREE, storage) for storage in storages]
         ready, reduced = self.editor.mark(), self.editor.mark()
-        join = _join(tensors, whole, self.editor.ranks)
+        join = chunk_cat(tensors, whole, self.editor.ranks)
         self._reducing = (group, reduced)
         shard = vector(whole.numel // self.editor.ranks, whole.dtype)
         return [
@@ -345,16 +338,19 @@ class _Step:
             *divided(self.editor, whole, self._divisors(whole.dtype)[0], SCATTER),
             self.editor.blocking("reduce_scatter", whole, SCATTER, call=""),
             Inserted(RECORD, reduced, stream=SCATTER),
-            *self._finish_reduction(group, shard, reduced),
+            *self._finish_reduction(group, shard, reduced, parameters),
             *freed[-1:],
+            *self._give_up_sent(group, shard),
         ]
 
-    def _finish_reduction(self, group: Group, shard: TensorSpec, reduced: int) -> list[Inserted]:
+    def _finish_reduction(
+        self, group: Group, shard: TensorSpec, reduced: int, parameters: Sequence[int]
+    ) -> list[Inserted]:
         """Reduce the part among replicas, if there are several, on a stream of its own; and there, or else where it was
-        scattered, divide and cast it. The last mark is awaited at the end of backward.
+        scattered, divide and cast it, and copy it to the host. The last mark is awaited at the end of backward.
         """
-        kept = in_dtype(shard, self.dtypes.kept or self.sizes.tensor(group.parameters[0]).dtype)
         stream, rows, replicas = SCATTER, list[Inserted](), self.plan.replicas
+        kept, is_cast = in_dtype(shard, self._kept_dtype(group)), self._is_cast(group, shard)
         self._scattering = reduced
         if replicas is not None:
             scattered, self._scattering, stream = self.editor.mark(), self.editor.mark(), REDUCE
@@ -364,23 +360,36 @@ class _Step:
                 self.editor.blocking("all_reduce", shard, REDUCE, among=replicas),
                 Inserted(RECORD, self._scattering, stream=REDUCE),
             ]
-        division = divided(self.editor, shard, self._divisors(shard.dtype)[1], stream)
-        if kept.dtype == shard.dtype and not division:
-            return rows
-        rows += division
-        self._scattering = self.editor.mark()
-        if kept.dtype == shard.dtype:
-            return [*rows, Inserted(RECORD, self._scattering, stream=stream)]
-        cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
-        rows += [
-            self.editor.launch(cast, "", stream=stream),
-            Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
-        ]
-        if replicas is None:
-            rows.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
-        else:
-            self._replicated.add(group.module)
-        return [*rows, Inserted(RECORD, self._scattering, stream=stream)]
+            if is_cast or self.plan.offloads:
+                self._replicated.add(group.module)
+        more = divided(self.editor, shard, self._divisors(shard.dtype)[1], stream)
+        if is_cast:
+            cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
+            more += [
+                self.editor.launch(cast, "", stream=stream),
+                Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
+            ]
+            if replicas is None:
+                more.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
+        if self.plan.offloads:
+            more += self._copies.to_host(group.module, parameters, stream)
+        if more:
+            self._scattering = self.editor.mark()
+            more.append(Inserted(RECORD, self._scattering, stream=stream))
+        return rows + more
+
+    def _give_up_sent(self, group: Group, shard: TensorSpec) -> list[Inserted]:
+        """The part of the gradients, as soon as its copies to the host have been issued."""
+        is_cast = self._is_cast(group, shard)
+        if not self.plan.offloads or (self.plan.replicas is not None and not is_cast):
+            return []
+        return [Inserted(EventKind.FREE, group.storages.gradient if is_cast else group.storages.scattered)]
+
+    def _kept_dtype(self, group: Group) -> str:
+        return self.dtypes.kept or self.sizes.tensor(group.parameters[0]).dtype
+
+    def _is_cast(self, group: Group, shard: TensorSpec) -> bool:
+        return self._kept_dtype(group) != shard.dtype
 
     def _divisors(self, dtype: str) -> tuple[float, float]:
         copies = 1 if self.plan.replicas is None else self.plan.replicas.ranks

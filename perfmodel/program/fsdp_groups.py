@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from perfmodel.program.editor import Editor, vector
 from perfmodel.program.program import Inserted, Members
-from perfmodel.program.shards import Dtypes, in_dtype, padded_shard_of, replicas_of, resharing_of
+from perfmodel.program.shards import Dtypes, in_dtype, offloads, padded_shard_of, replicas_of, resharing_of
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.scenario import FsdpSection, Scenario
 from perfmodel.workload.trace_file import EventKind, StorageKind, Trace
@@ -50,20 +50,21 @@ class Group:
 class Plan:
     """What fully_shard was told. groups: blocks in the order of forward, and the root last, in which order they are
     wrapped. replicas: the ranks that hold the same shard, if several do. resharing: those that share parameters between
-    forward and backward, if fewer than otherwise.
+    forward and backward, if fewer than otherwise. offloads: whether the host's memory holds the parts.
     """
 
     groups: tuple[Group, ...]
     dtypes: Dtypes
     replicas: Members | None = None
     resharing: Members | None = None
+    offloads: bool = False
 
 
 def plan_of(editor: Editor, scenario: Scenario) -> Plan:
     """By the scenario's section."""
     groups = tuple(_groups(editor, scenario))
     section = scenario.parallelism
-    return Plan(groups, Dtypes.of(scenario), replicas_of(section), resharing_of(section))
+    return Plan(groups, Dtypes.of(scenario), replicas_of(section), resharing_of(section), offloads(section))
 
 
 def blocks_of(trace: Trace) -> list[int]:
@@ -115,14 +116,17 @@ def _gives_up(scenario: Scenario, is_root: bool) -> bool:
 
 
 def wrapping(editor: Editor, plan: Plan) -> list[Inserted]:
-    """Each group's parts are made while its parameters are still whole."""
+    """Each group's parts are made while its parameters are still whole, and do not stay where the host keeps them."""
     rows: list[Inserted] = []
     kind = StorageKind.PARAMETER
     for group in plan.groups:
         parameters = [editor.trace.parameters[index] for index in group.parameters]
         for each in parameters:
             size_bytes = in_dtype(padded_shard_of(each.tensor, editor.ranks), plan.dtypes.kept).bytes
-            rows.append(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=kind))
+            storage = editor.new_storage()
+            rows.append(Inserted(EventKind.ALLOC, storage, size_bytes, holds=kind))
+            if plan.offloads:
+                rows.append(Inserted(EventKind.FREE, storage, holds=kind))
         rows += [Inserted(EventKind.FREE, each.storage, holds=kind) for each in parameters]
     return rows
 

@@ -17,6 +17,7 @@ from perfmodel.workload.ops import Operation
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
 
 COMPUTE = 0  # the stream on which operators run
+BY_HOST = -1  # in place of a stream that waits: the host itself, which gives nothing to any stream meanwhile
 
 # Kinds of instructions that no trace has. Columns a and b mean:
 # COLLECTIVE  a: index into the program's collectives   b: 0

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Program
-from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, shard_of, sharing_of
+from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
 from perfmodel.program.zero1 import by_dtype, owned_by_rank
 from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.optimizer_share import Parts, with_optimizer
+from perfmodel.workload.optimizer_share import Parts, optimizer_on_host, with_optimizer
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 from perfmodel.workload.trace_store import get_optimizer_trace, get_trace
@@ -45,10 +45,23 @@ def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankP
         alike.setdefault(share.tensors, (share, []))[1].append(rank)
     found = []
     for share, ranks in alike.values():
-        own = get_optimizer_trace(scenario, share.tensors, share.parts)
+        own = _optimizer_of(share, scenario, trace)
         program = data_parallel_program(scenario, with_optimizer(trace, own, share.owners))
         found.append(RankProgram(tuple(ranks), program))
     return tuple(found)
+
+
+def _optimizer_of(share: Share, scenario: Scenario, trace: Trace) -> Trace:
+    if not offloads(scenario.parallelism):
+        return get_optimizer_trace(scenario, share.tensors, share.parts)
+    dtypes = sorted({tensor.dtype for tensor in share.tensors} - {"float32"})
+    if dtypes:
+        raise PerfModelError(
+            f"parallelism.fsdp.offload must be left out where parameters are not kept in float32 (got "
+            f"{', '.join(dtypes)}): what a CPU's optimizer takes is measured in that. Compute in another dtype with "
+            "fsdp.mixed_precision."
+        )
+    return optimizer_on_host(trace, dict(zip(share.indices, share.tensors, strict=True)))
 
 
 def as_computed(scenario: Scenario) -> Scenario:
@@ -80,12 +93,14 @@ def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
 
 class Share(NamedTuple):
     """What a rank's optimizer steps over. owners: which parameters these are, None for parts of parameters. parts: what
-    goes before the step, if it is not that of whole parameters.
+    goes before the step, if it is not that of whole parameters. indices: of the parameters that these are parts of, if
+    each is of one.
     """
 
     tensors: tuple[TensorSpec, ...]
     owners: tuple[int | None, ...]
     parts: Parts | None = None
+    indices: tuple[int, ...] = ()
 
 
 def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
@@ -105,7 +120,7 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
         kept = [in_dtype(tensors[index], Dtypes.of(scenario).kept) for index in trained]
         sharing = sharing_of(scenario.parallelism).ranks
         parts = [[shard_of(tensor, sharing, rank % sharing) for tensor in kept] for rank in range(ranks)]
-        shares = [_parts(each, scenario) for each in parts]
+        shares = [_parts(each, scenario, trained) for each in parts]
     elif scenario.parallelism.zero1_form == "reduce-scatter":
         shards = [flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)]
         shares = [_parts(shards, scenario)] * ranks
@@ -121,14 +136,16 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     return shares
 
 
-def _parts(parts: Sequence[TensorSpec], scenario: Scenario) -> Share:
-    """Those of which the rank has no row cost nothing but their place among the norms."""
+def _parts(parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()) -> Share:
+    """Those of which the rank has no row cost nothing but their place among the norms. indices: of whole ones."""
     held = tuple(part for part in parts if part.numel)
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"
     before = None
     if scenario.optimizer.max_grad_norm is not None or are_scaled:
         before = Parts(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
-    return Share(held, (None,) * len(held), before)
+    return Share(
+        held, (None,) * len(held), before, tuple(i for i, part in zip(indices, parts, strict=False) if part.numel)
+    )
 
 
 def _check_dtypes(trace: Trace) -> None:

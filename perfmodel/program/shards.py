@@ -60,6 +60,11 @@ def resharing_of(section: ParallelismSection) -> Members | None:
     return Members("reshard", asked)
 
 
+def offloads(section: ParallelismSection) -> bool:
+    """Whether the host's memory holds shards, their gradients and optimizer states."""
+    return section.fsdp is not None and section.fsdp.offload
+
+
 def in_dtype(tensor: TensorSpec, dtype: str | None) -> TensorSpec:
     """The same in another dtype, if one is given."""
     return tensor if dtype is None else tensor._replace(dtype=dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.simulate.memory import MemoryTimeline
@@ -19,12 +20,13 @@ REPORT_VERSION = 2
 def json_report(prediction: Prediction) -> dict[str, Any]:
     """Everything that `perfmodel predict --json` prints.
 
-    ``mfu`` is null where the profile has no datasheet peak; ``memory`` and ``fits`` where memory is not predicted (a
-    CPU). The rest of ``memory`` is of the rank that takes most; ``memory.ranks`` has one entry for each distinct rank,
-    ``first_step`` creates the optimizer states,
-    ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null
-    where nothing is rebuilt). ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
-    ``assumptions`` in words.
+    ``mfu`` is null where the profile has no datasheet peak; ``clock`` where the power limit leaves the device its full
+    one: else it holds both, and how many times as long kinds of kernels take, which all times contain. ``memory`` and
+    ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most;
+    ``memory.ranks`` has one entry for each distinct rank, ``first_step`` creates the optimizer states, ``rebuild_step``
+    is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null where nothing is
+    rebuilt). ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and ``assumptions`` in
+    words.
     """
     memory = prediction.largest_memory
     return {
@@ -36,6 +38,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "synced_step_time_s": prediction.timeline.synced_step_time_s,
         "throughput_samples_per_s": throughput_samples_per_s(prediction),
         "mfu": mfu(prediction),
+        "clock": None if prediction.clock is None else _clock(prediction.clock),
         "memory": None if memory is None else _memory(memory, prediction.rank_memories or (memory,)),
         "fits": None if memory is None else memory.fits,
         "breakdown": prediction.breakdown,
@@ -58,6 +61,10 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         ],
         "warnings": list(prediction.warnings),
     }
+
+
+def _clock(clock: Clock) -> dict[str, Any]:
+    return {"hz": clock.hz, "full_hz": clock.full_hz, "power_limit_w": clock.limit_w, "time_factors": clock.factors}
 
 
 def _memory(memory: MemoryTimeline, ranks: Sequence[MemoryTimeline]) -> dict[str, Any]:

@@ -12,7 +12,17 @@ from rich.text import Text
 from perfmodel.cost.transfers import transfer_cost, transfer_points
 from perfmodel.hardware.profile import Profile
 from perfmodel.report.interconnect_text import interconnect_report
-from perfmodel.units import GB, GIB, KIB, MIB, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds
+from perfmodel.units import (
+    GB,
+    GIB,
+    KIB,
+    MIB,
+    format_bytes,
+    format_bytes_per_s,
+    format_flops_per_s,
+    format_seconds,
+    format_share,
+)
 
 MOST_UNSTABLE = 10
 COPIES = "\ncopies: GB/s each way by size, ~ where read off a curve"
@@ -57,6 +67,9 @@ def _machine(profile: Profile) -> Table:
     if profile.base is not None:
         table.add_row("base", f"{profile.base}, measured on another machine")
     table.add_row("host costs", f"{len(profile.host)}")
+    for name, kind in profile.power.kinds.items():
+        follows = format_share(kind.clock_share)
+        table.add_row(f"power.{name}", f"{kind.draw_w:.0f} W at full clock; {follows} of its time follows the clock")
     for name, value in _flat(profile.provenance):
         table.add_row(name, value)
     return table

@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from perfmodel.cost.power import Clock
 from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
@@ -95,6 +96,8 @@ def _answer(prediction: Prediction) -> Table:
     )
     table.add_row("throughput", *_throughput(prediction))
     table.add_row("MFU", *_mfu(prediction))
+    if prediction.clock is not None:
+        table.add_row("clock", *_clock(prediction.clock))
     for row in _memory(prediction):
         table.add_row(*row)
     return table
@@ -119,6 +122,16 @@ def _mfu(prediction: Prediction) -> tuple[str, str]:
     if value is None or peak is None:
         return "unknown", "no datasheet peak in the profile"
     return f"{value:.1%}".replace("%", " %"), f"of {format_flops_per_s(peak)}"
+
+
+def _clock(clock: Clock) -> tuple[str, str]:
+    kind, factor = next(iter(clock.factors.items()))
+    slowed = f"{kind.replace('_', ' ')} kernels take {factor:.3g} times as long"
+    return _ghz(clock.hz), f"{clock.limit_w:g} W lower it from {_ghz(clock.full_hz)}: {slowed}"
+
+
+def _ghz(clock_hz: float) -> str:
+    return f"{clock_hz / 1e9:.4g} GHz"
 
 
 def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:

@@ -5,11 +5,11 @@ max-plus recurrence over many entries at once:
 
     end = D + maximum.accumulate(ready - (D - d))        D: cumulative device time, d: one entry's
 
-A lane (another stream) runs its items, collectives and kernels, one after another. While a collective runs, compute and
-communication slow each other: an entry takes ``compute_factor`` times as long, and the item advances at
+A lane (another stream) runs its items, collectives and kernels, one after another. While one runs, it and the compute
+stream slow each other: an entry takes ``compute_factor`` times as long, and the item advances at
 1 / ``communication_factor``. Rates are constant between the points where such an item starts or ends; there the pass is
-cut and the entry that straddles the point goes on with what is left of it. An item of no kind (a kernel; a collective
-whose contention was not measured) neither slows anything nor is slowed: its end is known as soon as its start is.
+cut and the entry that straddles the point goes on with what is left of it. An item of no kind (its contention is
+not known) neither slows anything nor is slowed: its end is known as soon as its start is.
 """
 
 from __future__ import annotations

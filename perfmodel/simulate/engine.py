@@ -5,13 +5,13 @@ it has arrived, its stream is free and what it waits for has happened. The host'
 
     issue = C + maximum.accumulate(held - C)             C: cumulative host cost
 
-and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet where the host waits for the device (SYNC)
-and where it may not run further ahead (the launch queue is full). The device is run no further than the host needs to
-know, so that whatever is issued later still finds its place. On a CPU there is one clock
+and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet where the host waits for the device (SYNC,
+a WAIT of the host's) and where it may not run further ahead (the launch queue is full). The device is run no further
+than the host needs to know, so that whatever is issued later still finds its place. On a CPU there is one clock
 (:mod:`perfmodel.simulate.one_clock`).
 
-Every other stream is a lane of items beside it. Its kernels (copies in and out of communication buffers) neither slow
-others nor are slowed; they have a place in the launch queue until the compute stream has come by. The collectives of
+Every other stream is a lane of items beside it. Its kernels (copies into communication buffers) have a place in the
+launch queue until the compute stream has come by. The collectives of
 one group are one communicator's, which runs them in the order in which the host issued them, whatever their streams.
 """
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
+from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.device import Device, Item
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, PhaseSpan, SideKernel, Timeline
@@ -150,10 +150,21 @@ class _Rank:
         return _both(*last, *self._gates.get(stream, []))
 
     def _wait(self, stream: int, mark: _Mark) -> None:
-        if stream == COMPUTE:
+        if stream == BY_HOST:
+            self._await(mark)
+        elif stream == COMPUTE:
             self.device.wait(mark.items)
         else:
             self._gates.setdefault(stream, []).append(mark)
+
+    def _await(self, mark: _Mark) -> None:
+        """The host waits for this, if it has not happened yet; the compute stream does what it was given meanwhile."""
+        self.device.run_until(self.device.issued)
+        for item in mark.items:
+            self.device.finish(item)
+        ends_s = [*self.device.end_s[mark.entry : mark.entry + 1].tolist(), *(item.end_s for item in mark.items)]
+        if (end_s := max(ends_s, default=0.0)) > self._host_s:
+            self._host_s = end_s + self.launch.synchronize_s
 
     def _launch_beside(self, position: int, stream: int) -> None:
         """A kernel of another stream, when the launch queue has room for it."""
@@ -162,13 +173,13 @@ class _Rank:
         if held_by >= 0:
             self.device.run_until(held_by + 1)
             self._host_s = max(self._host_s, float(self.device.start_s[held_by]))
-        self._add(position, stream, float(side.duration_s[index]), -1)
+        self._add(position, stream, float(side.duration_s[index]), int(side.kind[index]))
 
     def _communicate_beside(self, position: int, stream: int, number: int) -> None:
         group = self._group[number]
         if group in self._last_of_group:
             self._wait(stream, self._last_of_group[group])
-        kind = number if self.work.slowdowns else -1
+        kind = number if self.work.contends else -1
         item = self._add(position, stream, float(self.work.collective_s[number]), kind)
         self._last_of_group[group] = _Mark(-1, (item,))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
+from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.engine import spans
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, Timeline
@@ -78,7 +78,7 @@ def _communicate(
             start_s = max(now_s, ends_s.get(stream, 0.0), free_s.get(group, 0.0))
             ends_s[stream] = free_s[group] = start_s + float(work.collective_s[number])
             found.append(Communication(number, int(columns.run[at]), stream, now_s, start_s, ends_s[stream]))
-        elif kind == EventKind.OP or (kind == WAIT and stream == COMPUTE):
+        elif kind == EventKind.OP or (kind == WAIT and stream in (COMPUTE, BY_HOST)):
             awaited_s = marks_s[number] if kind == WAIT else ends_s.get(stream, 0.0)
             waits_s[at] = max(awaited_s - (now_s - float(lasts_s[at])), 0.0)
             late_s += float(waits_s[at])

@@ -9,6 +9,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
+    from perfmodel.cost.power import Clock
     from perfmodel.hardware.profile import Profile
     from perfmodel.program.program import Program
     from perfmodel.simulate.memory import MemoryTimeline
@@ -41,8 +42,9 @@ class Prediction:
     exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
     provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
     collectives' time alone by source (exact, curve, extrapolated), empty where there are none. assumptions: what was
-    not measured but supposed, such as faster links. kernels: largest total first. program, timeline, memory: of the
-    rank whose step is longest, which all others wait for. rank_memories: of each rank in order.
+    not measured but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
+    and their times contain; None at the full one. kernels: largest total first. program, timeline, memory, clock: of
+    the rank whose step is longest, which all others wait for. rank_memories: of each rank in order.
     """
 
     scenario: Scenario
@@ -60,6 +62,7 @@ class Prediction:
     communication_bytes: dict[str, int] = field(default_factory=dict)
     collective_provenance: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    clock: Clock | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -10,6 +10,7 @@ from perfmodel.cost.host import REFERENCE
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Program
+from perfmodel.program.shards import offloads
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_share
@@ -49,6 +50,8 @@ def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: I
     sharing = max((route.sharing for route in routes), default=1)
     if sharing > 1:
         found.append(f"{sharing} groups of replicas that share each node's wire evenly")
+    if offloads(scenario.parallelism):
+        found.append("copies between each GPU and the host as fast as those of one GPU alone in one direction")
     speeds = scenario.hardware.gpu_speeds or ()
     if any(speed != 1 for speed in speeds):
         found.append(f"GPU speeds {', '.join(f'{speed:g}' for speed in speeds)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,12 +18,13 @@ LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the co
 @dataclass(frozen=True)
 class SideWork:
     """The operators of other streams than the compute stream. Columns by launch: position among the instructions,
-    device seconds, device launches.
+    device seconds, device launches; kind: index into the step's slowdowns, -1 for none.
     """
 
     position: np.ndarray
     duration_s: np.ndarray
     kernels: np.ndarray
+    kind: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class StepWork:
     position: among the instructions; a mark is issued ahead of the instruction it stands at. source: LAUNCH, BLOCKING
     or MARK. duration_s: device seconds, 0 for marks. kernels: device launches, 0 for marks. host_s: host seconds of
     every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
-    seconds of each of the program's collectives alone. slowdowns: by collective. side: what else is launched.
+    seconds of each of the program's collectives alone. contends: whether it is known how these slow operators.
+    slowdowns: by collective, if that is known, and then by kind of side. side: what else is launched.
     """
 
     position: np.ndarray
@@ -43,6 +46,7 @@ class StepWork:
     actions: tuple[int, ...]
     collective_s: np.ndarray
     slowdowns: tuple[Slowdown, ...]
+    contends: bool
     side: SideWork
 
     @property
@@ -108,12 +112,13 @@ def step_work(
     host_s: np.ndarray,
     collective_s: np.ndarray | None = None,
     slowdowns: tuple[Slowdown, ...] = (),
+    beside_slowdowns: Mapping[int, Slowdown] | None = None,
 ) -> StepWork:
     """Columns of a step.
 
     duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
     instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch; those of
-    launches on other streams are not used.
+    launches on other streams are not used. beside_slowdowns: likewise, by distinct operation of other streams.
     """
     columns = program.instructions
     seconds = np.zeros(0) if collective_s is None else collective_s
@@ -131,6 +136,8 @@ def step_work(
     is_beside = is_collective & (columns.stream != COMPUTE)
     meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective if is_beside.any() else is_beside)
     meets[beside] = True
+    sharing = beside_slowdowns or {}
+    kinds = {number: len(slowdowns) + index for index, number in enumerate(sharing)}
     return StepWork(
         position[order],
         source[order],
@@ -139,8 +146,14 @@ def step_work(
         host_s,
         tuple(np.flatnonzero(meets).tolist()),
         seconds,
-        tuple(_by_entry(each, order, on_compute) for each in slowdowns),
-        SideWork(beside, duration_s[~on_compute], kernels[columns.a[beside]]),
+        tuple(_by_entry(each, order, on_compute) for each in (*slowdowns, *sharing.values())),
+        bool(slowdowns),
+        SideWork(
+            beside,
+            duration_s[~on_compute],
+            kernels[columns.a[beside]],
+            np.array([kinds.get(number, -1) for number in columns.a[beside].tolist()], dtype=np.int64),
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """How sure: the 90 % interval of a step time, by quadrature of independent relative errors.
 
-    sigma^2 = sum over keys (n t s)^2 + sum over classes (T_class sigma_class)^2 + host^2 + wire^2
+    sigma^2 = sum over keys (n t s)^2 + sum over classes (T_class sigma_class)^2 + host^2 + wire^2 + clock^2
 
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
@@ -24,19 +24,19 @@ IN_SITU_OTHER = 0.02
 
 
 def step_interval_s(
-    step_time_s: float, kernels: Iterable[KernelUse], host_s: float, wire_s: float = 0.0
+    step_time_s: float, kernels: Iterable[KernelUse], host_s: float, wire_s: float = 0.0, clock_s: float = 0.0
 ) -> tuple[float, float]:
     """5th and 95th percentile of the step.
 
     host_s: by how much the step grows when the host is slower by one standard deviation of its speed. wire_s: likewise
-    when collectives take longer.
+    when collectives take longer. clock_s: when kernels do, at a clock that the power limit has lowered.
     """
     uses = sorted(kernels, key=lambda use: _family(use.cost.kind))
     keys = sum((use.total_s * use.cost.spread) ** 2 for use in uses)
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    half_s = NORMAL_90 * float(np.sqrt(keys + classes + host_s**2 + wire_s**2))
+    half_s = NORMAL_90 * float(np.sqrt(keys + classes + host_s**2 + wire_s**2 + clock_s**2))
     return max(step_time_s - half_s, 0.0), step_time_s + half_s
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace, gradient_storages
+from perfmodel.workload.ops import TensorSpec
+from perfmodel.workload.trace_file import (
+    EventKind,
+    Parameter,
+    Segment,
+    StepEvents,
+    Storage,
+    StorageKind,
+    Trace,
+    gradient_storages,
+)
 
 CLIP, OPTIMIZER = "clip", "optimizer"
 SCALER_UPDATE = "aten._amp_update_scale_.default"
@@ -67,6 +77,29 @@ def with_optimizer(trace: Trace, share: Trace, owners: Sequence[int | None]) -> 
         steady=steady,
         storage_kinds=kinds | {number + offset: kind for number, kind in share.storage_kinds.items()},
         optimized=share.parameters,
+    )
+
+
+def optimizer_on_host(trace: Trace, parts: Mapping[int, TensorSpec]) -> Trace:
+    """What :func:`with_optimizer` takes, of an optimizer of which the device sees nothing.
+
+    parts: this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
+    """
+    found = [
+        Parameter(trace.parameters[index].name, part._replace(device="cpu"), number)
+        for number, (index, part) in enumerate(parts.items())
+    ]
+    kinds = [StorageKind.PARAMETER] * len(found) + [StorageKind.GRADIENT] * len(found)
+    nothing = np.zeros(0, dtype=np.int64)
+    step = StepEvents(nothing, nothing, nothing, (Segment(OPTIMIZER, -1, 0, 0),))
+    return replace(
+        trace,
+        operations=(),
+        parameters=tuple(found),
+        persistent=tuple(Storage(number, 0, kind) for number, kind in enumerate(kinds)),
+        first=step,
+        steady=step,
+        storage_kinds={},
     )
 
 

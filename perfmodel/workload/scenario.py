@@ -102,8 +102,9 @@ class FsdpSection(_Section):
     wrap: a group of parameters for each block and one for the rest (``blocks``), or one for all (``root``).
     reshard_after_forward: overrides the strategy's own, false for zero2 and true for zero3; a number of ranks keeps
     a part of so many's (1: false). replicate: copies of the sharded model (HSDP), each over consecutive ranks. offload:
-    shards live in host memory. forward_prefetch, backward_prefetch: how many of the next blocks in forward, or of those
-    before in backward, each block gathers ahead; absent: torch's implicit way.
+    shards, their gradients and optimizer states live in pinned host memory, and the CPU runs the optimizer.
+    forward_prefetch, backward_prefetch: how many of the next blocks in forward, or of those before in backward, each
+    block gathers ahead; absent: torch's implicit way.
     """
 
     mixed_precision: MixedPrecisionSection | None = None

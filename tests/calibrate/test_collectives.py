@@ -8,7 +8,7 @@ import torch
 
 from calibrate import collectives
 from calibrate.collectives import ATTEMPTS, REPEATS, CollectiveBench, Wanted, collective_call, record_of
-from calibrate.communication import grid, ladder
+from calibrate.ladder import grid, ladder
 from calibrate.sweeps import LONGEST_S, Sweeps
 from perfmodel.hardware.interconnect import COLLECTIVES, CollectiveRecord
 from perfmodel.units import GIB, KIB, MIB

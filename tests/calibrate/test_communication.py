@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from calibrate import interconnect_session
-from calibrate.communication import Measured, Request, ladder, measure
+from calibrate.communication import Measured, Request, measure
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
+from calibrate.ladder import ladder
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
-from perfmodel.hardware.profile import Device, HostRecord, Profile, load_profile, save_profile
+from perfmodel.hardware.profile import Device, HostRecord, Profile, find_profile, load_profile, save_profile
 from perfmodel.workload.scenario import Scenario
 
 
@@ -134,6 +135,7 @@ def test_an_interconnect_is_added_to_a_profile(path: Path, asked: list[tuple[Req
     assert request.reference_s == 0.003
     assert request.stages == interconnect_session.GENERAL
     assert [(kind, ranks) for kind, _, _, ranks in request.exact] == [("all_reduce", 2)]
+    assert request.own == ()  # contention is measured on GPUs only
 
 
 @pytest.mark.parametrize(
@@ -179,6 +181,47 @@ def test_no_budget_leaves_what_scenarios_send(path: Path, asked: list[tuple[Requ
         PerfModelError, match=r"--budget 0 leaves only what scenarios send over gloo .* \(got nothing\)"
     ):
         calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=0)
+
+
+def sharded_scenario(profile: str) -> Scenario:
+    sections = {
+        "parallelism": {"dp": 2, "strategy": "zero3"},
+        "hardware": {"profile": profile, "gpus": 2, "interconnect": "nvlink"},
+    }
+    return Scenario.model_validate(ddp_scenario().model_dump(exclude={"parallelism", "hardware"}) | sections)
+
+
+@pytest.fixture
+def h200(tmp_path: Path) -> Path:
+    path = tmp_path / "h200.json"
+    save_profile(load_profile(find_profile("h200-sxm-x4")), path)
+    return path
+
+
+@pytest.mark.parametrize(("budget_s", "stages"), [(None, interconnect_session.GENERAL), (0, ())])
+def test_on_gpus_scenarios_kernels_are_measured_beside_a_collective(
+    h200: Path, asked: list[tuple[Request, float]], budget_s: float | None, stages: tuple[str, ...]
+) -> None:
+    scenario = sharded_scenario(str(h200))
+    calibrate_interconnect(h200, "nvlink", "cuda", 2, [scenario, scenario], budget_s=budget_s)
+    calibrate_interconnect(h200, "host-memory", "cuda", 2, [scenario], budget_s=5.0)
+    (request, limit_s), (elsewhere, _) = asked
+    assert (request.stages, limit_s) == (stages, 425.0)
+    keys = [each.job.key for each in request.own]
+    assert len(set(keys)) == len(keys) > 1
+    assert any(key.startswith("aten.mm.default(") for key in keys)
+    assert {each.collective for each in request.own} == {"all_gather"}
+    assert [each.share for each in request.own] == sorted((each.share for each in request.own), reverse=True)
+    assert elsewhere.own == ()
+
+
+def test_a_profile_that_knows_no_kernels_leaves_them_out(
+    path: Path, asked: list[tuple[Request, float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibrate_interconnect(path, "nvlink", "cuda", 2, [sharded_scenario(str(path))])
+    ((request, limit_s),) = asked
+    assert (request.own, limit_s) == ((), 400.0)
+    assert "no kernels of its own are measured beside a collective: " in capsys.readouterr().err
 
 
 def test_nothing_is_written_where_rank_0_is_not(path: Path, asked: list[tuple[Request, float]]) -> None:

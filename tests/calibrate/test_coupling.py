@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.coupling import coupling_error, fit_couplings, slowed_loops
+from calibrate.coupling import coupling_error, fit_couplings, fit_own_couplings, slowed_loops
 from perfmodel.hardware.interconnect import ContentionRecord
 
 US = 1e-6
@@ -77,3 +77,27 @@ def test_unknown_kernels_are_left_out() -> None:
 def test_the_error_is_the_mean_of_both_factors() -> None:
     pair = record(100 * US, 300 * US, (1.25, 1.0))
     assert coupling_error((1.0, 1.0, 1.0), [pair]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("kernel_s", [80 * US, 155 * US, 500 * US])
+@pytest.mark.parametrize("coupling", [(1.7, 1.15, 0.13), (2.0, 1.0, 1.0)])
+def test_a_kernels_own_coupling_is_found_from_a_long_and_a_short_collective(
+    kernel_s: float, coupling: tuple[float, float, float]
+) -> None:
+    wires = {"all_gather 2 float32 268435456": 547 * US, "all_gather 2 float32 26214400": 80 * US}
+    pairs = {
+        key: record(kernel_s, seconds, slowed_loops(kernel_s, seconds, coupling)) for key, seconds in wires.items()
+    }
+    found = fit_own_couplings({"some kernel": pairs, "none": {}})
+    assert list(found) == ["some kernel"]
+    own = found["some kernel"]
+    assert (own.compute_factor, own.communication_factor) == pytest.approx(coupling[:2], rel=0.08)
+    assert own.fitted_error < 0.02
+    assert (own.pairs, own.held_out_error, own.kernel_s) == (2, None, kernel_s)
+
+
+def test_kernels_that_do_nothing_tell_the_pause_between_kernels() -> None:
+    factors = {"all_reduce 2 float32 26214400": 4.0, "all_gather 2 float32 268435456": 5.0}
+    pairs = {f"add_one {key}": record(2 * US, COLLECTIVES[key], (factor, 1.3)) for key, factor in factors.items()}
+    found = fit_couplings(pairs)["pause"]
+    assert (found.compute_factor, found.communication_factor, found.kernel_s, found.pairs) == (4.5, 1.0, 2 * US, 2)

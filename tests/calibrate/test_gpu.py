@@ -53,4 +53,5 @@ def test_a_general_calibration(tmp_path: Path) -> None:
     assert profile.launch.queue_depth > 100
     assert 0 < profile.launch.gap_s < 1e-5
     assert profile.memory.context_bytes > 0
+    assert profile.power.kinds.keys() >= {"gemm_bf16", "gemm_fp32", "row", "pointwise", "optimizer"}
     assert profile.device.memory_bytes == torch.cuda.get_device_properties(0).total_memory

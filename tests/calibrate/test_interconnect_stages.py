@@ -4,19 +4,29 @@ import json
 import re
 import socket
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
+import torch.distributed as dist
 
-from calibrate import communication
+from calibrate import communication, contention
 from calibrate.communication import Found, Request, exact_collectives, measure, measured_in
+from calibrate.jobs import job
 from calibrate.merging import merged
+from calibrate.own_contention import OwnKernel, encode_own
 from calibrate.ranks import Launch
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, Interconnect, TransferRecord
+from perfmodel.hardware.interconnect import (
+    CallRecord,
+    CollectiveRecord,
+    ContentionRecord,
+    Interconnect,
+    TransferRecord,
+)
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import Collective
 from perfmodel.units import KIB
+from perfmodel.workload.ops import Operation, TensorSpec
 
 QUICK = Request(
     "gloo",
@@ -201,3 +211,54 @@ def test_a_sweep_leaves_what_it_does_not_need_to_the_next(monkeypatch):
     assert worker._sweeps[3].budgets_s == [10.0, 12.0, 8.0]
     assert worker._sweeps[2].budgets_s == [12.0, 20.0, 4.0]
     assert set(worker.found.collectives) == {"key False", "key True"}
+
+
+X = TensorSpec((8, 8), (8, 1), "float32")
+OWN = OwnKernel(job(Operation("aten.mm.default", (X, X), (), (X,)), "scenario"), "all_gather", 1, 0.5)
+ON_GPUS = Request("nvlink", 2, "cuda", 60.0, stages=("contention", "transfers"), passes=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ["contention", "transfers"]),
+        ({"own": (OWN,)}, ["contention", "own contention", "transfers"]),
+        ({"own": (OWN,), "stages": ()}, ["own contention"]),
+        ({"stages": (), "nodes": 2}, ["own contention"]),  # rank 0 may be on the other machine
+        ({"own": (OWN,), "device": "cpu"}, []),
+    ],
+)
+def test_own_kernels_are_a_stage_of_their_own(changes, names):
+    worker = communication.Worker(replace(ON_GPUS, **changes), Waiting(), Found())
+    assert [name for name, _ in worker.stages()] == ["group of 2", *names]
+
+
+def test_all_ranks_measure_the_kernels_of_rank_0(monkeypatch, tmp_path):
+    """This rank chose none; what it finds for those of rank 0 is kept and fitted."""
+    pair = ContentionRecord(compute_factor=1.5, communication_factor=1.0, compute_s=1e-4, communication_s=1e-3)
+    asked = []
+
+    class Bench:
+        def __init__(self, group):
+            """Of all ranks."""
+
+        def own_records(self, wanted, budget_s, report):
+            asked.append((wanted, budget_s))
+            return {each.job.key: {"all_gather 2 float32 8": pair} for each in wanted}
+
+    def broadcast(objects, src):
+        assert (objects, src) == ([[]], 0)
+        objects[0] = encode_own([OWN])
+
+    monkeypatch.setattr(contention, "ContentionBench", Bench)
+    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    request = replace(ON_GPUS, nodes=2, own_budget_s=9.0)
+    worker = communication.Worker(request, Waiting(), Found())
+    dict(worker.stages())["own contention"]()
+    assert asked == [((OWN,), 9.0)]
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps(asdict(worker.found)))
+    found = measured_in(kept, request).interconnect
+    assert found.own_contention == {OWN.job.key: {"all_gather 2 float32 8": pair}}
+    assert found.own_couplings[OWN.job.key].compute_factor == pytest.approx(1.5, rel=0.05)
+    assert found.couplings == {}

@@ -62,10 +62,13 @@ def test_datasheet_rates_are_ordered() -> None:
 
 
 class FakeLibrary:
-    """Answers in milliwatts and megahertz, as the management library does; some readings it refuses."""
+    """Answers in milliwatts, millijoules and megahertz, as the management library does; some readings it refuses."""
 
     def nvmlDeviceGetPowerUsage(self, handle: object, value: object) -> int:  # noqa: N802
         return _put(value, 650_000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object, value: object) -> int:  # noqa: N802
+        return _put(value, 5_000_000_000)
 
     def nvmlDeviceGetClockInfo(self, handle: object, kind: object, value: object) -> int:  # noqa: N802
         return _put(value, 1980)
@@ -86,6 +89,7 @@ def _put(value: object, number: int) -> int:
 def test_readings_are_in_si_units() -> None:
     device = Nvml(FakeLibrary(), ctypes.c_void_p())
     assert device.draw_w() == 650.0
+    assert device.energy_j() == 5e6
     assert device.clock_hz() == 1.98e9
     assert device.power_limit_w() is None
     assert device.driver() == "580.1"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from calibrate.merging import merged
-from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
+from perfmodel.hardware.interconnect import CollectiveRecord, ContentionRecord, Coupling, Interconnect, collective_key
 from perfmodel.hardware.profile import Device, Profile
 
 
@@ -39,3 +39,26 @@ def test_a_second_calibration_tells_how_far_the_wires_differ() -> None:
     other = Interconnect(backend="gloo", collectives={"broadcast 2 float32 64": CollectiveRecord(time_s=1.0)})
     kept = merged(profile.model_copy(update={"interconnects": {"gloo": twice}}), "gloo", other)
     assert kept.interconnects["gloo"].rerun_spread == twice.rerun_spread
+
+
+def test_own_kernels_that_were_not_measured_again_stay() -> None:
+    def wires(**factors: float) -> Interconnect:
+        pair = {"compute_s": 1.0, "communication_s": 1.0, "communication_factor": 1.0}
+        own = {
+            key: {"all_gather 2 float32 8": ContentionRecord(compute_factor=factor, **pair)}
+            for key, factor in factors.items()
+        }
+        couplings = {
+            key: Coupling(compute_factor=factor, communication_factor=1.0, tail_share=1.0)
+            for key, factor in factors.items()
+        }
+        return Interconnect(backend="nccl", own_contention=own, own_couplings=couplings)
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    twice = merged(merged(profile, "nvlink", wires(one=1.25, two=1.5)), "nvlink", wires(two=1.75, three=2.0))
+    found = twice.interconnects["nvlink"]
+    expected = {"one": 1.25, "two": 1.75, "three": 2.0}
+    assert {key: each.compute_factor for key, each in found.own_couplings.items()} == expected
+    assert {
+        key: each.compute_factor for key, pairs in found.own_contention.items() for each in pairs.values()
+    } == expected

@@ -11,9 +11,18 @@ import torch
 from calibrate import draft, machine, session
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.measuring import Bench, failure
+from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Limits, Samples
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import HostRecord, KernelRecord, Profile, load_profile
+from perfmodel.hardware.profile import (
+    HostRecord,
+    KernelRecord,
+    Power,
+    PowerLoop,
+    PowerReading,
+    Profile,
+    load_profile,
+)
 from perfmodel.program.program import single_device_program
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
@@ -214,6 +223,25 @@ def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
     session.calibrate(tmp_path / "p.json", "cpu", progress=False)
     with pytest.raises(PerfModelError, match=r"exists already\. Go on with --resume"):
         session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+
+
+def test_power_can_be_measured_again_and_is_where_nothing_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.json"
+    session.calibrate(path, "cpu", progress=False)
+    measured: list[str] = []
+    monkeypatch.setattr(session._Session, "_power", lambda self, bench: measured.append("power"))
+    session.calibrate(path, "cpu", resume=True, progress=False)
+    assert measured == []
+    session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
+    assert measured == ["power"]
+    on_gpu = session._Session(draft.Draft.load(path), "cuda", Progress(False), 0.0, False)
+    assert on_gpu._is_done("grid")
+    assert not on_gpu._is_done("power")
+    loops = (PowerLoop(time_s=1.0, clock_hz=1e9),)
+    on_gpu.draft.update(power=Power(readings={"row": PowerReading(alone_s=1.0, loops=loops)}))
+    assert on_gpu._is_done("power")
 
 
 def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

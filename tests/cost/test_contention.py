@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from perfmodel.api import predict
 from perfmodel.cost.contention import operator_kind, slowdowns
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
+from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import Collective
+from perfmodel.workload.keys import kernel_key
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.scenario_file import load_scenario
 from tests.simulate.steps import ops, program_of
 
 
@@ -95,3 +101,89 @@ def test_each_collective_takes_the_couplings_of_its_own_wires() -> None:
     wires = [wired(gemm_fp32=(1.25, 1.0, 1.0)), wired(), wired(gemm_fp32=(1.5, 1.0, 1.0))]
     found = slowdowns(program, [cost("gemm", "fp32")], np.array([0]), np.array([1.0]), wires)
     assert [each.compute_factor.tolist() for each in found] == [[1.25], [1.0], [1.5]]
+
+
+def product(columns: int) -> Operation:
+    a, b = TensorSpec((8, 8), (8, 1), "float32"), TensorSpec((8, columns), (columns, 1), "float32")
+    return Operation("aten.mm.default", (a, b))
+
+
+OWN = Coupling(compute_factor=1.7, communication_factor=1.1, tail_share=0.25)
+
+
+@pytest.mark.parametrize(
+    ("measured", "options", "factors"),
+    [
+        (kernel_key(product(8)), {}, [1.7, 1.25]),
+        (kernel_key(product(8)), {"exact": False}, [1.25, 1.25]),
+        (kernel_key(product(8)), {"matmul_tf32": True}, [1.25, 1.25]),
+        (kernel_key(product(8), matmul_tf32=True), {"matmul_tf32": True}, [1.7, 1.25]),
+    ],
+)
+def test_a_kernel_that_was_measured_itself_takes_its_own_coupling(
+    measured: str, options: dict[str, bool], factors: list[float]
+) -> None:
+    steps = program_of(("backward", 0, ops(0, 1)))
+    program = replace(
+        steps,
+        trace=replace(steps.trace, operations=(product(8), product(16))),
+        collectives=(Collective("all_reduce", "float32", 4, 2),),
+    )
+    wires = wired(gemm_fp32=(1.25, 1.5, 0.5)).model_copy(update={"own_couplings": {measured: OWN}})
+    costs, duration_s = [cost("gemm"), cost("gemm")], np.array([4.0, 4.0])
+    (found,) = slowdowns(program, costs, np.array([0, 1]), duration_s, [wires], **options)
+    assert found.compute_factor.tolist() == factors
+    is_own = factors[0] == OWN.compute_factor
+    assert found.communication_factor.tolist() == [1.1 if is_own else 1.5, 1.5]
+    assert found.tail_s.tolist() == [1.0 if is_own else 2.0, 2.0]
+
+
+def test_own_kernels_are_enough_where_no_kind_was_measured() -> None:
+    steps = program_of(("backward", 0, ops(0, 1)))
+    program = replace(
+        steps,
+        trace=replace(steps.trace, operations=(product(8), product(16))),
+        collectives=(Collective("all_reduce", "float32", 4, 2),),
+    )
+    wires = Interconnect(backend="nccl", own_couplings={kernel_key(product(8)): OWN})
+    operation, ones = np.array([0, 1]), np.ones(2)
+    (found,) = slowdowns(program, [cost("gemm"), cost("gemm")], operation, ones, [wires])
+    assert found.compute_factor.tolist() == [1.7, 1.0]
+    assert slowdowns(program, [cost("gemm"), cost("gemm")], operation, ones, [wires], exact=False) == ()
+
+
+def test_a_prediction_slows_just_the_kernel_that_was_measured() -> None:
+    scenario = load_scenario(Path(__file__).parents[2] / "scenarios/gpt2.7b-zero3.yaml")
+    profile = load_profile(find_profile("h200-sxm-x4"))
+    key = "aten.mm.default(float32[2048,2560], float32[2560,2560]{1,2560})"
+    wires = profile.interconnects["nvlink"].model_copy(update={"own_couplings": {key: OWN}})
+    told = profile.model_copy(update={"interconnects": profile.interconnects | {"nvlink": wires}})
+    before, after = predict(scenario, profile), predict(scenario, told)
+    totals_s = {use.key: use.total_s for use in before.kernels}
+    slower = {use.key: use.total_s / totals_s[use.key] for use in after.kernels}
+    assert slower.pop(key) > 1.02
+    assert all(abs(ratio - 1) < 0.01 for name, ratio in slower.items() if ".mm." in name)
+    general = [predict(scenario, each, exact=False).timeline.step_time_s for each in (profile, told)]
+    assert general[0] == general[1]
+
+
+def test_a_pause_between_kernels_weighs_most_on_the_small_ones() -> None:
+    # A kernel of 1 us that does nothing takes 4 us: the pause is 3 us. Of the row operators' factor, measured on a kernel
+    # of 30 us, it made 0.1; of an operator's own one it is part already.
+    couplings = {
+        "pause": Coupling(compute_factor=4.0, communication_factor=1.0, tail_share=1.0, kernel_s=1e-6),
+        "row": Coupling(compute_factor=1.5, communication_factor=1.2, tail_share=0.5, kernel_s=30e-6),
+    }
+    key = kernel_key(Operation("aten.own.default"), False)
+    own = {key: Coupling(compute_factor=1.7, communication_factor=1.0, tail_share=1.0)}
+    wires = Interconnect(backend="nccl", couplings=couplings, own_couplings=own)
+    program = replace(
+        program_of(("forward", 0, ops(0, 1, 2))),
+        extra_operations=(),
+        collectives=(Collective("all_gather", "float32", 4, 2),),
+    )
+    operations = tuple(Operation(f"aten.{name}.default") for name in ("row", "add", "own"))
+    program = replace(program, trace=replace(program.trace, operations=operations))
+    costs = [cost("row", time_s=6e-6), cost("pointwise", time_s=3e-6)._replace(kernels=2), cost("row", time_s=3e-6)]
+    (found,) = slowdowns(program, costs, np.arange(3), np.array([6e-6, 3e-6, 3e-6]), [wires])
+    assert found.compute_factor.tolist() == pytest.approx([1.4 + 3 / 6, 1.0 + 2 * 3 / 3, 1.7])

@@ -18,6 +18,7 @@ from perfmodel.cost.host import (
     piece_key,
 )
 from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import HOST, Edit, Inserted, Program, single_device_program
@@ -328,6 +329,21 @@ def test_calls_that_strategies_insert_cost_what_was_measured_or_what_they_consis
     assert found() == [8, 2 * (50 + 4 + 4), 0, 2 * (4 + 4), 2 * (4 + 4 + 4)]
     measured = {"fsdp_forward_group": 200, "fsdp_forward_parameter": 7, "fsdp_reduce_group": 90, "dtensor_clip": 30}
     assert found(**measured) == [8, 400, 14, 180, 60]
+
+
+def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
+    parts = tuple(Parameter(str(n), TensorSpec.parse("float32[8]@cpu"), n) for n in range(2))
+    program = program_of(("optimizer", -1, []), parameters=2)
+    program = replace(program, trace=replace(program.trace, optimized=parts))
+    calls = ("cpu optimizer adamw foreach", "cpu optimizer adamw foreach MiB")
+    rows = tuple(Inserted(HOST, call=name, share=share) for name, share in zip(calls, (1.0, 2.5), strict=True))
+    program = replace(program, edits=(Edit(0, 0, rows),))
+    profile = profile_of({"optimizer adamw foreach": 1000})  # on the device
+    measured = {name: CallRecord(time_s=seconds * US) for name, seconds in zip(calls, (30, 4), strict=True)}
+    wires = Interconnect(backend="nccl", host=measured)
+    assert host_costs(program, profile, "fp32", wires) / US == pytest.approx([30, 10])
+    with pytest.raises(PerfModelError, match=r"measured for 'cpu optimizer adamw foreach MiB'.* calibrate"):
+        host_costs(program, profile, "fp32", wires.model_copy(update={"host": {calls[0]: measured[calls[0]]}}))
 
 
 def test_nothing_measured_costs_nothing() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.cost import transfers
-from perfmodel.cost.transfers import CURVE_SPREAD, transfer_cost, transfer_curves
+from perfmodel.cost.transfers import CURVE_SPREAD, has_transfers, pinned_copy, transfer_cost, transfer_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.hardware.profile import Device, Profile
+from perfmodel.workload.ops import Operation, TensorSpec
 
 MIB = 2**20
 SIZES = [2**power for power in range(12, 30, 2)]
@@ -82,3 +83,26 @@ def test_curves_are_fitted_once_a_profile(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(3 * transfers.MOST_CURVES):
         transfer_cost("h2d", "pinned", 3, profile(dict(RECORDS)))
     assert len(transfers._KEPT) <= transfers.MOST_CURVES
+
+
+@pytest.mark.parametrize(
+    ("devices", "non_blocking", "direction"),
+    [
+        (("cpu", "cuda"), True, "h2d"),
+        (("cuda", "cpu"), True, "d2h"),
+        (("cuda", "cuda"), True, None),
+        (("cpu", "cuda"), False, None),  # of which nobody knows what memory it is from
+    ],
+)
+def test_copies_that_the_host_does_not_wait_for(
+    devices: tuple[str, str], non_blocking: bool, direction: str | None
+) -> None:
+    source, target = (TensorSpec((8,), (1,), "float32", device) for device in devices)
+    keywords = (("device", devices[1]), ("non_blocking", non_blocking))
+    assert pinned_copy(Operation("aten._to_copy.default", (source,), keywords, (target,))) == direction
+    assert pinned_copy(Operation("aten.clone.default", (source,), keywords, (target,))) is None
+
+
+def test_what_was_measured() -> None:
+    known = [(direction, memory) for direction in ("h2d", "d2h") for memory in ("pinned", "pageable")]
+    assert [each for each in known if has_transfers(*each, TOY)] == [("h2d", "pinned")]

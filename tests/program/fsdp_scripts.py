@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from perfmodel.cost.transfers import pinned_copy
 from perfmodel.program.editor import COMMUNICATION
 from perfmodel.program.fsdp import COPY_IN, GATHER, REDUCE, SCATTER
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
+from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
@@ -26,6 +27,7 @@ from tests.program.fsdp_recorder import Record
 from tests.program.recorded_fsdp import TOKENS, VOCABULARY, Variant, record_steps
 
 STREAMS = {
+    BY_HOST: "host",
     COMPUTE: "compute",
     COMMUNICATION: "communicator",
     COPY_IN: "copy-in",
@@ -34,6 +36,7 @@ STREAMS = {
     REDUCE: "reduce",
 }
 TORCHS_STREAMS = {
+    "host": "host",
     "compute": "compute",
     "all_gather_copy_in": "copy-in",
     "all_gather": "gather",
@@ -51,6 +54,7 @@ KERNELS = {  # torch's names, and the program's
     "add.Tensor": "add",  # autograd's sum of two gradients is in place, but not under the recorder
     "add_.Tensor": "add",
 }
+COPIES: dict[str | None, str] = {"h2d": "copy to device", "d2h": "copy to host"}
 LEFT_OUT = "div.Tensor"  # the program takes the mean over micro-batches, the recorder does not
 BELOW = [
     (phase, "aten.clone.default") for phase in ("clip", "optimizer")
@@ -172,6 +176,7 @@ def program(variant: Variant) -> Program:
     for name in ("forward_prefetch", "backward_prefetch"):
         options[name] = getattr(variant, name) or None
     options["replicate"] = variant.replicas
+    options["offload"] = variant.offload
     if variant.param_dtype is not None or variant.reduce_dtype is not None:
         options["mixed_precision"] = {
             "param": variant.param_dtype and SHORT[variant.param_dtype],
@@ -262,6 +267,7 @@ def _held_after(made: Program) -> dict[int, int]:
 def _spell_kernel(script: Script, operation: Operation, stream: str) -> None:
     name = operation.name.removeprefix("aten.").removesuffix(".default")
     tensors = operation.input_tensors()
+    name = COPIES.get(pinned_copy(operation), name)
     if name == "_foreach_copy_":
         tensors = [each for each in operation.inputs[0] if isinstance(each, TensorSpec)]  # type: ignore[union-attr]
     script.kernel(name, [tensor.numel for tensor in tensors], stream)

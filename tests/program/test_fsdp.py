@@ -96,10 +96,34 @@ FROZEN: list[dict[str, Any]] = [
 ]
 
 
+# The optimizer runs on the CPU then.
+OFFLOADED: list[dict[str, Any]] = [
+    {"offload": True},
+    {"offload": True, "reshard_after_forward": False},
+    {"offload": True, "reshard_after_forward": True, "wrap_blocks": False},
+    {"offload": True, "ranks": 5, "rank": 4},  # has no row of most parameters
+    {"offload": True, "micro_batches": 2},
+    {"offload": True, "param_dtype": torch.bfloat16},
+    {"offload": True, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 3},
+    {"offload": True, "param_dtype": torch.float16, "ranks": 2},
+    {"offload": True, "reduce_dtype": torch.float16},  # divided before it is copied
+    {"offload": True, "replicas": 2},
+    {"offload": True, "replicas": 2, "ranks": 8, "rank": 5, "param_dtype": torch.bfloat16},
+    {"offload": True, "replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+    {"offload": True, "reshard_after_forward": 2},
+    {"offload": True, "reshard_after_forward": 2, "param_dtype": torch.bfloat16},  # whose parts are not cast again
+    {"offload": True, "forward_prefetch": 2, "backward_prefetch": 2, "blocks": 5},
+    {"offload": True, "checkpoint": "inside", "tied": True},
+    {"offload": True, "frozen": ("embedding", "blocks.0.up"), "micro_batches": 2},
+    {"offload": True, "frozen": ("embedding", "blocks.0")},
+    {"offload": True, "backward_prefetch": 3, "frozen": ("embedding", "blocks.0", "blocks.1")},
+]
+
+
 ALL = [*VARIANTS, *REPLICATED, *RESHARDED, *PREFETCHED, *FROZEN]
 
 
-@pytest.mark.parametrize("fields", ALL, ids=str)
+@pytest.mark.parametrize("fields", [*ALL, *OFFLOADED], ids=str)
 def test_forward_and_backward_are_what_torch_issues(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
     made, (first, second) = program(variant), recorded(variant)

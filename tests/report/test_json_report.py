@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
 from tests.report.synthetic import MIB, prediction
@@ -43,9 +45,17 @@ def test_contracted_keys() -> None:
     }
     assert set(report) == {
         "version", "scenario", "profile", "step_time_s", "step_time_interval_s", "synced_step_time_s",
-        "throughput_samples_per_s", "mfu", "memory", "fits", "breakdown", "communication_bytes", "bottleneck",
+        "throughput_samples_per_s", "mfu", "clock", "memory", "fits", "breakdown", "communication_bytes", "bottleneck",
         "provenance", "kernels", "warnings",
     }  # fmt: skip
+
+
+def test_a_lowered_clock_is_told_with_what_it_does() -> None:
+    factors = {"gemm_bf16": 1.05, "pointwise": 1.0}
+    clock = Clock(0.9, 2e9, 700.0, factors, np.array([1.05, 1.0]), 1e-6)
+    expected = {"hz": 1.8e9, "full_hz": 2e9, "power_limit_w": 700.0, "time_factors": factors}
+    assert json_report(prediction(clock=clock))["clock"] == expected
+    assert json_report(prediction())["clock"] is None
 
 
 def test_the_step_that_rebuilds_says_which_it_is() -> None:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from perfmodel.hardware.interconnect import TransferRecord
-from perfmodel.hardware.profile import CurveRecord, Device, HostRecord, KernelRecord, Launch, Profile
+from perfmodel.hardware.profile import (
+    CurveRecord,
+    Device,
+    HostRecord,
+    KernelRecord,
+    Launch,
+    Power,
+    PowerKind,
+    Profile,
+)
 from perfmodel.report.profile_text import profile_report
 from perfmodel.report.text import rendered
 from perfmodel.units import MIB
@@ -83,6 +92,13 @@ def test_whole() -> None:
 def test_a_base_is_named() -> None:
     assert "base                  first, measured on another machine" in rendered(
         profile_report(PROFILE.model_copy(update={"base": "first"}))
+    )
+
+
+def test_what_work_draws() -> None:
+    power = Power(kinds={"gemm_bf16": PowerKind(draw_w=1100.4, clock_share=0.72)})
+    assert "power.gemm_bf16       1100 W at full clock; 72 % of its time follows the clock\n" in rendered(
+        profile_report(PROFILE.model_copy(update={"power": power}))
     )
 
 

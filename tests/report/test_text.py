@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
 from perfmodel.simulate.allocator import OutOfMemoryError
@@ -63,6 +65,13 @@ def test_what_does_not_fit_is_said() -> None:
     assert [line for line in lines if line.startswith("memory")] == [
         "memory        does not fit        2 MiB more are asked for while the model is built, with 0 B of 3 MiB reserved"
     ]
+
+
+def test_a_lowered_clock_is_said() -> None:
+    clock = Clock(0.9, 2e9, 700.0, {"gemm_bf16": 1.05}, np.array([1.05]), 1e-6)
+    lines = rendered(report(prediction(clock=clock))).splitlines()
+    expected = "clock         1.8 GHz             700 W lower it from 2 GHz: gemm bf16 kernels take 1.05 times as long"
+    assert expected in lines
 
 
 def test_the_step_that_rebuilds_buckets_is_named() -> None:

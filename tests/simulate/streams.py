@@ -14,6 +14,8 @@ from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 
+Slowed = tuple[list[float], list[float], list[float]]
+
 WIRE = 1
 INF = float("inf")
 FAST_HOST = Launch(latency_s=0.0, queue_depth=16)
@@ -39,19 +41,25 @@ def run(
     program: Program,
     device_s: list[float],
     collective_s: list[float],
-    slowed: list[tuple[list[float], list[float], list[float]]] | None = None,
+    slowed: list[Slowed] | None = None,
     host_s: float | np.ndarray = 1e-6,
     launch: Launch = FAST_HOST,
     simulator=None,
+    sharing: dict[int, Slowed] | None = None,
 ) -> Timeline:
     """slowed: by collective, compute factor, communication factor and tail of each operation. host_s: of each
-    instruction.
+    instruction. sharing: likewise, by operation of another stream.
     """
     launched = np.array([1 if seconds > 0 else 0 for seconds in device_s])
     operation = program.instructions.a[launched_positions(program, launched)]
-    slowdowns = tuple(Slowdown(*(np.array(column)[operation] for column in each)) for each in slowed or ())
+
+    def by_launch(each: Slowed) -> Slowdown:
+        return Slowdown(*(np.array(column)[operation] for column in each))
+
+    slowdowns = tuple(map(by_launch, slowed or ()))
+    beside = {number: by_launch(each) for number, each in (sharing or {}).items()}
     host = np.full(len(program.instructions.kind), host_s)
-    work = step_work(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns)
+    work = step_work(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns, beside)
     return simulator(program, work) if simulator else simulate(program, work, launch)
 
 

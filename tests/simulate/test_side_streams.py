@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Edit, Inserted, Program
+from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Edit, Inserted, Program
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.timeline import SideKernel, Timeline
 from perfmodel.workload.trace_file import EventKind
@@ -108,6 +108,28 @@ def test_a_side_kernel_is_launched_like_any_other() -> None:
     assert timeline.start_s.tolist() == [near(5.0), near(11.0)]
     assert timeline.step_time_s == near(9.0)
     assert timeline.synced_step_time_s == near(8.0 + 9.0 + 1.0)  # the device is done when the side kernel is
+
+
+def test_side_kernels_and_operators_share_the_memory() -> None:
+    # The copy (4 s alone) and op0, both bound by memory, halve each other for 8 s.
+    program = forward(2, (*meet(0, COMPUTE, COPY), op(1, COPY)), 0, 2, meet(1, COPY, COMPUTE), 0)
+    sharing = {1: ([2.0, 1.0, 1.0], [2.0, 1.0, 1.0], [INF] * 3)}
+    timeline = run(program, [6.0, 4.0, 1.0], [], host_s=NO_HOST, sharing=sharing)
+    assert sorted(events(timeline), key=lambda event: event[2:]) == [
+        (COMPUTE, "op2", 0.0, 1.0),
+        (COPY, "op1", 1.0, 9.0),
+        (COMPUTE, "op0", 1.0, 11.0),
+        (COMPUTE, "op2", 11.0, 12.0),
+        (COMPUTE, "op0", 12.0, 18.0),
+    ]
+
+
+def test_a_side_kernel_waits_for_the_tail_of_what_runs() -> None:
+    # op0 runs from 1 to 7 and has handed out its blocks 2 s before its end; the copy is ready at 3.
+    program = forward(2, (*meet(0, COMPUTE, COPY), op(3, COPY), op(1, COPY)), 0, meet(1, COPY, COMPUTE), 2)
+    sharing = {1: ([1.0] * 4, [1.0] * 4, [2.0, INF, INF, INF])}
+    timeline = run(program, [6.0, 4.0, 1.0, 2.0], [], host_s=NO_HOST, sharing=sharing)
+    assert [each for each in events(timeline) if each[0] == COPY] == [(COPY, "op1", 5.0, 9.0), (COPY, "op3", 1.0, 3.0)]
 
 
 def test_side_kernels_have_a_place_in_the_launch_queue() -> None:
@@ -376,3 +398,27 @@ def test_what_nothing_waits_for_leaves_the_compute_stream_alone(device_s, depth)
     with_copy = run(forward(0, (op(1, COPY),), 2), device_s, [], host_s=NO_HOST, launch=launch)
     without = run(forward(0, 2), device_s, [], host_s=NO_HOST, launch=launch)
     assert (with_copy.step_time_s, with_copy.busy_s) == (near(without.step_time_s), near(without.busy_s))
+
+
+@pytest.mark.parametrize(("copy_s", "issued_s"), [(9.0, 13.5), (3.0, 7.5), (0.5, 4.0)])
+def test_the_host_waits_for_work_of_a_stream(copy_s: float, issued_s: float) -> None:
+    # op0 runs from 1 to 2, and then the copy. The host gets to its wait at 3; if the copy has not ended by then, it is
+    # told of that 1.5 s later. op2 is issued 1 s after that.
+    copied = (*meet(0, COMPUTE, COPY), op(1, COPY), Inserted(RECORD, 1, stream=COPY))
+    program = forward(0, copied, 3, (Inserted(WAIT, 1, stream=BY_HOST),), 2)
+    launch = Launch(latency_s=0.0, queue_depth=1000, synchronize_s=1.5)
+    costs_s = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    timeline = run(program, [1.0, copy_s, 1.0, 1.0], [], host_s=costs_s, launch=launch)
+    (side,) = timeline.side
+    assert (side.start_s, side.end_s) == (near(2.0), near(2.0 + copy_s))
+    assert timeline.issue_s.tolist() == [near(1.0), near(2.0), near(issued_s)]
+    assert timeline.end_s.tolist() == [near(2.0), near(3.0), near(issued_s + 1.0)]
+    assert timeline.host_busy_s == near(4.0)
+
+
+def test_a_host_that_waits_for_what_the_compute_stream_did_goes_on_when_that_has_ended() -> None:
+    # When a step begins, op1 of the one before is still to run.
+    program = forward(0, (Inserted(RECORD, 0), Inserted(WAIT, 0, stream=BY_HOST)), 1)
+    launch = Launch(latency_s=0.0, queue_depth=1000, synchronize_s=2.0)
+    timeline = run(program, [10.0, 3.0], [], host_s=NO_HOST, launch=launch)
+    assert timeline.issue_s.tolist() == [near(0.0), near(3.0 + 10.0 + 2.0)]

@@ -33,6 +33,7 @@ VARIANTS = {
     "zero3-prefetch-far": {"strategy": "zero3", "fsdp": {"forward_prefetch": 1, "backward_prefetch": 2}},
     "hsdp": {"strategy": "zero3", "fsdp": {"replicate": 2}},
     "hsdp-prefetch": {"strategy": "zero3", "fsdp": {"replicate": 2, "forward_prefetch": 1, "backward_prefetch": 2}},
+    "zero3-offload": {"strategy": "zero3", "fsdp": {"offload": True}},
     "bf16-reduce": {"strategy": "zero3", "fsdp": {"mixed_precision": {"param": "fp32", "reduce": "bf16"}}},
 }
 TRAININGS = {

@@ -116,6 +116,7 @@ def test_torchs_zero1_gives_whole_parameters_to_the_least_loaded(ranks, variant)
         ("zero3", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("zero3-all", {"all_gather": 4 * GROUPS, "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("zero3-pairs", {"all_gather": 4 * GROUPS, "reduce_scatter": GROUPS, "all_reduce": 1}),
+        ("zero3-offload", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("zero3-root", {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 1}),
         ("zero3-prefetch", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),
         ("zero3-prefetch-far", {"all_gather": 2 * (GROUPS + LAYERS), "reduce_scatter": GROUPS, "all_reduce": 1}),

@@ -12,6 +12,7 @@ from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.residency import alone_share
+from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
 from perfmodel.hardware.profile import KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
@@ -56,7 +57,11 @@ def _memory_of(profile: Profile) -> dict[tuple[bool, bool], Known]:
 
 def _work_out(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:
     records = [_record(operation, profile, matmul_tf32, exact) for operation in operations]
-    unmeasured = [op for op, record in zip(operations, records, strict=True) if op.runs_on_device and record is None]
+    unmeasured = [
+        op
+        for op, record in zip(operations, records, strict=True)
+        if op.runs_on_device and record is None and _copied(op, profile) is None
+    ]
     predicted = dict(
         zip(unmeasured, predict_times_s(unmeasured, profile.device, profile.curves, matmul_tf32), strict=True)
     )
@@ -87,6 +92,12 @@ def _cost(
     source: Source
     if not operation.runs_on_device:
         return KernelCost(0.0, 0.0, "none", kind, 0.0, 0.0, "fp32", 0, 0.0)
+    copied = _copied(operation, profile)
+    if record is None and copied is not None:
+        return KernelCost(
+            copied.time_s, copied.spread, copied.source, kind, 0.0, float(operation.outputs[0].bytes), "fp32", 1,
+            copied.time_s,
+        )  # fmt: skip
     if record is not None and record.time_s is not None:
         time_s, spread, source = record.time_s, record.spread, "exact"
     elif predicted is not None:
@@ -98,6 +109,14 @@ def _cost(
         time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),
         arithmetic_kind(operation, matmul_tf32), kernels, _cold_time_s(operation, time_s, record, source, profile),
     )  # fmt: skip
+
+
+def _copied(operation: Operation, profile: Profile) -> TransferCost | None:
+    """What a copy engine takes, which has no cache before it: of pinned copies, where these were measured."""
+    direction = pinned_copy(operation) if operation.runs_on_device else None
+    if direction is None or not has_transfers(direction, "pinned", profile):
+        return None
+    return transfer_cost(direction, "pinned", operation.outputs[0].bytes, profile)
 
 
 def _cold_time_s(

@@ -7,6 +7,7 @@ from calibrate.calls import tensor
 from perfmodel.cost.kernels import costs
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation, TensorSpec
@@ -126,3 +127,15 @@ def test_a_scalar_made_from_nothing_has_a_cost() -> None:
     made = Operation("aten.full.default", ((), 1.0), (), (TensorSpec((), (), "float32"),))
     cost = _cost(made, _profile(), False)
     assert cost.time_s > 0
+
+
+def test_pinned_copies_take_what_transfers_do():
+    """Where any in that direction were measured."""
+    on_host = TensorSpec.parse("float32[262144]@cpu")
+    keywords = (("device", "cuda"), ("non_blocking", True))
+    copy = Operation("aten._to_copy.default", (on_host,), keywords, (on_host._replace(device="cuda"),))
+    plain = _profile()
+    transfers = {"h2d pinned 1048576": TransferRecord(time_s=2e-5, spread=0.02)}
+    measured = plain.model_copy(update={"transfers": transfers})
+    assert _cost(copy, measured) == KernelCost(2e-5, 0.02, "exact", "copy", 0.0, 2**20, "fp32", 1, 2e-5)
+    assert _cost(copy, plain).source != "exact"

@@ -1,0 +1,118 @@
+"""Host seconds of what a rank does itself where fully_shard keeps its part in host memory.
+
+An optimizer's step over DTensors there, of which each rank runs its own at the same time, with as many threads as
+torch's launcher leaves it (one, unless OMP_NUM_THREADS is set):
+
+    seconds = a + b x parameters + c x MiB of these in float32
+
+a and b by few and many small parameters, c by a large one. And a copy of a small part to the device, and to the host.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+from calibrate.host_optimizers import IMPLEMENTATIONS, give_gradients, loop_of
+from calibrate.host_reference import HostReference, synchronize
+from calibrate.host_timing import timed
+from calibrate.sharded_calls import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, NOT_OVER_DTENSORS, line
+from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears
+from calibrate.timing import relative_spread
+from perfmodel.hardware.interconnect import CallRecord
+from perfmodel.program.offload import TO_DEVICE, TO_HOST
+from perfmodel.units import MIB
+
+OPTIMIZERS = tuple(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS)
+LARGE_MIB = 64  # of a rank's part: more than it finds in a cache
+LARGE_ROUNDS = 5
+
+
+def offload_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
+    """Of ``cpu optimizer ...`` and copies; none on a CPU, which has nothing to offload."""
+    if device == "cpu":
+        return {}
+    return optimizer_records(init_device_mesh(device, (dist.get_world_size(),)), reference) | _copies(device, reference)
+
+
+def optimizer_records(mesh: DeviceMesh, reference: HostReference, large_mib: int = LARGE_MIB) -> dict[str, CallRecord]:
+    """Of ``cpu optimizer ...``; every rank of the mesh measures at the same time. large_mib: the large part's size."""
+    small = [_offloaded(linears(count, mesh.device_type), mesh) for count in COUNTS]
+    columns = large_mib * MIB // torch.float32.itemsize // WIDTH
+    large = _offloaded(nn.Linear(columns, WIDTH * mesh.size(), bias=False, device=mesh.device_type), mesh)
+    found: dict[str, CallRecord] = {}
+    for prefix in OPTIMIZERS:
+        small_s = [_samples_s(prefix, each, mesh, reference, LOOP_ROUNDS) for each in small]
+        large_s = _samples_s(prefix, large, mesh, reference, LARGE_ROUNDS)
+        found |= _records(f"cpu {prefix}", small_s, large_s, large_mib)
+    return found
+
+
+def _records(prefix: str, small_s: list[list[float]], large_s: list[float], large_mib: int) -> dict[str, CallRecord]:
+    """From samples over so many small parameters, and over a large one."""
+    rows, medians_s = [(1, count) for count in COUNTS], [statistics.median(each) for each in small_s]
+    names, spread = (prefix, f"{prefix} parameter"), max(map(relative_spread, small_s))
+    found = line(names, rows, medians_s, spread, LOOP_ROUNDS)
+    more_s = statistics.median(large_s) - sum(found[name].time_s for name in names)
+    spread = relative_spread(large_s)
+    each = CallRecord(time_s=max(more_s, 0.0) / large_mib, spread=spread, samples=len(large_s))
+    return found | {f"{prefix} MiB": each}
+
+
+def _offloaded(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
+    """The rank's parts of its parameters; pinned, as far as there is a device to pin them for."""
+    fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu"))
+    return list(model.parameters())
+
+
+def _samples_s(
+    prefix: str, parameters: list[nn.Parameter], mesh: DeviceMesh, reference: HostReference, rounds: int
+) -> list[float]:
+    loop, meeting = loop_of(prefix, parameters, mesh.device_type), torch.zeros(1, device=mesh.device_type)
+    samples_s: list[float] = []
+    for index in range(LOOP_WARM_UP + rounds):
+        reference.beat()
+        give_gradients(parameters)
+        reference.disturb(1)
+        synchronize(mesh.device_type)
+        dist.all_reduce(meeting)  # all ranks use the host's memory at once, as they do in a step
+        synchronize(mesh.device_type)
+        seconds, _ = timed(loop)
+        if index >= LOOP_WARM_UP:
+            reference.note(samples_s, seconds)
+    reference.beat()
+    return samples_s
+
+
+def _copies(device: str, reference: HostReference) -> dict[str, CallRecord]:
+    on_host = torch.zeros(WIDTH * WIDTH, pin_memory=True)
+    on_device = torch.zeros(WIDTH * WIDTH, device=device)
+
+    def to_host() -> Any:
+        copied = on_device.to("cpu", non_blocking=True)
+        return copied, torch.cuda.current_stream().record_event()
+
+    calls: dict[str, Callable[[], Any]] = {TO_DEVICE: lambda: on_host.to(device, non_blocking=True), TO_HOST: to_host}
+    samples_s: dict[str, list[float]] = {name: [] for name in calls}
+    for index in range(WARM_UP + ROUNDS):
+        reference.beat()
+        for name, call in calls.items():
+            reference.disturb(1)
+            synchronize(device)
+            seconds, made = timed(call)
+            synchronize(device)
+            awaited_s = timed(made[1].synchronize)[0] if name == TO_HOST else 0.0
+            if index >= WARM_UP:
+                reference.note(samples_s[name], seconds + awaited_s)
+    reference.beat()
+    return {
+        name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
+        for name, values_s in samples_s.items()
+    }

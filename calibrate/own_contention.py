@@ -1,0 +1,99 @@
+"""Which of the scenarios' own kernels are measured beside a collective, and their text form for the ranks.
+
+How much a kernel is slowed follows from its waves of blocks, so kinds of operators (:mod:`calibrate.contention`) say it
+only roughly; the kernels that carry a step are measured themselves. No torch in here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from calibrate.jobs import Job, job
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.program.program import Program
+from perfmodel.workload.ops import decode_operation, encode_operation
+from perfmodel.workload.scenario import Scenario
+
+CLASSES = ("gemm", "attention", "row")  # first words of cost classes; the others hardly depend on the shape
+PHASES = ("forward", "backward")  # under which communication lies
+LEAST_SHARE = 0.01  # of the step's device time
+MOST_KERNELS = 12  # of a scenario
+GATHERING = ("zero2", "zero3")
+
+
+class OwnKernel(NamedTuple):
+    """job: the operator call. collective: kind that it is measured beside. launches: device launches of a call. share:
+    of the steps' device time.
+    """
+
+    job: Job
+    collective: str
+    launches: int
+    share: float
+
+
+def own_kernels(
+    program: Program, costs: Sequence[KernelCost], matmul_tf32: bool, collective: str
+) -> tuple[OwnKernel, ...]:
+    """Of one program, those that take the most device time in forward and backward, largest first.
+
+    costs: by distinct operation. share: of the seconds that all launches of a step take alone.
+    """
+    columns = program.instructions
+    operation, run = columns.a[columns.launches], columns.run[columns.launches]
+    time_s = np.array([cost.time_s for cost in costs])
+    is_under = np.array([each.phase in PHASES for each in program.runs], dtype=bool)[run]
+    under_s = np.bincount(operation[is_under], weights=time_s[operation[is_under]], minlength=len(costs))
+    total_s = float(time_s[operation].sum())
+    found: dict[str, OwnKernel] = {}
+    for index in np.flatnonzero(under_s).tolist():
+        if costs[index].kind.split("_")[0] in CLASSES:
+            wanted = job(program.operations[index], "scenario", matmul_tf32)
+            share = float(under_s[index]) / total_s + (found[wanted.key].share if wanted.key in found else 0.0)
+            found[wanted.key] = OwnKernel(wanted, collective, costs[index].kernels, share)
+    large = [each for each in found.values() if each.share >= LEAST_SHARE]
+    return tuple(sorted(large, key=lambda each: -each.share)[:MOST_KERNELS])
+
+
+def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
+    """Those of all scenarios, each key once, by the sum of its shares; beside what it is in the first of them."""
+    found: dict[str, OwnKernel] = {}
+    shares: Counter[str] = Counter()
+    for each in (kernel for kernels in scenarios for kernel in kernels):
+        found.setdefault(each.job.key, each)
+        shares[each.job.key] += each.share  # type: ignore[assignment]
+    return tuple(
+        each._replace(share=shares[key]) for key, each in sorted(found.items(), key=lambda one: -shares[one[0]])
+    )
+
+
+def collective_beside(scenario: Scenario, kinds: Iterable[str]) -> str:
+    """Kind of collective that a scenario's kernels are measured beside: all collectives over one interconnect are taken
+    to slow a kernel alike, so one is enough. kinds: those that it sends over the interconnect.
+    """
+    return "all_gather" if scenario.parallelism.strategy in GATHERING and "all_gather" in kinds else "all_reduce"
+
+
+def encode_own(kernels: Iterable[OwnKernel]) -> list[list[object]]:
+    """JSON form."""
+    return [
+        [each.job.key, each.job.tf32, encode_operation(each.job.operation), each.collective, each.launches, each.share]
+        for each in kernels
+    ]
+
+
+def decode_own(rows: list[list[object]]) -> tuple[OwnKernel, ...]:
+    """The inverse of :func:`encode_own`."""
+    return tuple(
+        OwnKernel(
+            Job(str(key), decode_operation(operation), bool(tf32), "scenario"),  # type: ignore[arg-type]
+            str(collective),
+            int(launches),  # type: ignore[call-overload]
+            float(share),  # type: ignore[arg-type]
+        )
+        for key, tf32, operation, collective, launches, share in rows
+    )

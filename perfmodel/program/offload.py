@@ -1,0 +1,98 @@
+"""Shards, their gradients and optimizer states in pinned host memory: fully_shard's CPUOffloadPolicy.
+
+    before a gather     each parameter's part is copied to the device, and there cast to what is sent
+    after a reduction   each parameter's part of the gradient is copied to the host
+    backward's end      the host waits for these copies, group by group
+    optimizer           runs on the host, at
+
+        seconds = a + b n + c s        n parameters of this rank, of s MiB together
+
+Copies are what the device's copy engines do, one after another on a stream: they take no multiprocessors, and the two
+directions do not slow each other. (Both at once take H200s 10 % longer than either alone.)
+
+Sources: torch/distributed/fsdp/_fully_shard (``_fsdp_param.py``: ``all_gather_inputs``, ``_fsdp_collectives.py``:
+``foreach_reduce``, ``_fsdp_param_group.py``: ``finalize_backward``), as recorded in docs/fsdp2.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.program.editor import Editor
+from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Inserted
+from perfmodel.units import MIB
+from perfmodel.workload.keys import optimizer_prefix
+from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.workload.trace_file import EventKind, StorageKind
+
+TO_DEVICE, TO_HOST = "copy to device", "copy to host"  # calls
+
+
+class Copies:
+    """Of one step, between the host and the device."""
+
+    def __init__(self, editor: Editor) -> None:
+        self._editor = editor
+        self._parts = {each.name: each.tensor for each in editor.trace.optimized or ()}
+        self._marks: dict[int, list[int]] = {}  # by module: what backward's end awaits
+
+    def to_device(
+        self, kept: Sequence[TensorSpec], sent: Sequence[TensorSpec], stream: int
+    ) -> tuple[list[Inserted], list[Inserted]]:
+        """Parts as they are kept, each then cast to what is sent, if that is another dtype; and the end of these."""
+        rows: list[Inserted] = []
+        ends: list[Inserted] = []
+        for part, wanted in zip(kept, sent, strict=True):
+            copied, end = self._made(part, stream)
+            rows += [self._editor.launch(_copy(part, "cpu", "cuda"), TO_DEVICE, stream=stream), copied]
+            if wanted.dtype != part.dtype:
+                cast = Operation("aten._to_copy.default", (part,), (("dtype", f"torch.{wanted.dtype}"),), (wanted,))
+                copy_end = end
+                copied, end = self._made(wanted, stream)
+                rows += [self._editor.launch(cast, "launch", stream=stream), copied, copy_end]
+            ends.append(end)
+        return rows, ends[::-1]  # a list is given up from its end
+
+    def _made(self, tensor: TensorSpec, stream: int) -> tuple[Inserted, Inserted]:
+        """Its storage, and the end of that."""
+        storage, kind = self._editor.new_storage(), StorageKind.PARAMETER
+        return (
+            Inserted(EventKind.ALLOC, storage, tensor.bytes, stream=stream, holds=kind),
+            Inserted(EventKind.FREE, storage, stream=stream, holds=kind),
+        )
+
+    def to_host(self, module: int, parameters: Sequence[int], stream: int) -> list[Inserted]:
+        """This rank's part of each parameter's gradient. A part without rows is awaited too, and takes no time."""
+        rows: list[Inserted] = []
+        marks = self._marks[module] = [self._editor.mark() for _ in parameters]
+        for index, mark in zip(parameters, marks, strict=True):
+            part = self._parts.get(self._editor.trace.parameters[index].name)
+            if part is not None:
+                rows.append(self._editor.launch(_copy(part, "cuda", "cpu"), TO_HOST, stream=stream))
+            rows.append(Inserted(RECORD, mark, stream=stream))
+        return rows
+
+    def awaited(self, module: int) -> list[Inserted]:
+        """The host waits for the group's gradients."""
+        return [Inserted(WAIT, mark, stream=BY_HOST) for mark in self._marks.pop(module, [])]
+
+
+def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
+    """That the host does not wait for."""
+    keywords = (("device", target), ("non_blocking", True))
+    return Operation(
+        "aten._to_copy.default", (tensor._replace(device=source),), keywords, (tensor._replace(device=target),)
+    )
+
+
+def step_on_host(editor: Editor) -> None:
+    """Put the optimizer's step over this rank's parts into its phase, as work of the host."""
+    parts, prefix = editor.trace.optimized or (), f"cpu {optimizer_prefix(editor.trace.workload)}"
+    number = editor.last("optimizer")
+    editor.edit(
+        number,
+        editor.program.runs[number].segment.stop,
+        Inserted(HOST, call=prefix),
+        Inserted(HOST, call=f"{prefix} parameter", share=float(len(parts))),
+        Inserted(HOST, call=f"{prefix} MiB", share=sum(each.tensor.bytes for each in parts) / MIB),
+    )

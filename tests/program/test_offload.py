@@ -1,0 +1,120 @@
+"""Shards in host memory: what the device keeps of them, what copies are of, and what the host does itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.program.offload import TO_DEVICE, TO_HOST
+from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
+from perfmodel.program.ranks import rank_programs
+from perfmodel.program.shards import padded_shard_of, shard_of
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.units import MIB
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind, StorageKind
+from tests.program.fsdp_scripts import rounded, tiny
+
+
+def offloaded(ranks: int, options: dict[str, Any] | None = None, **sections: Any) -> Scenario:
+    section = {"dp": ranks, "strategy": "zero3", "fsdp": {"offload": True} | (options or {})}
+    return tiny("zero3", ranks, parallelism=section, **sections)
+
+
+def calls(made: Program, phase: str) -> Counter[str]:
+    columns = made.instructions
+    found: Counter[str] = Counter()
+    for position in np.flatnonzero(columns.call >= 0).tolist():
+        if made.runs[columns.run[position]].phase == phase:
+            found[columns.calls[columns.call[position]]] += columns.share[position]
+    return found
+
+
+@pytest.mark.parametrize(("name", "implementation"), [("adamw", "foreach"), ("adamw", "fused"), ("sgd", "for-loop")])
+def test_the_optimizer_is_work_of_the_host_alone(name: str, implementation: str) -> None:
+    (each,) = rank_programs(offloaded(2, optimizer={"name": name, "implementation": implementation}))
+    made, columns = each.program, each.program.instructions
+    in_optimizer = np.array([made.runs[run].phase == "optimizer" for run in columns.run])
+    assert set(columns.kind[in_optimizer].tolist()) == {HOST}
+    parts = [shard_of(parameter.tensor, 2, 0) for parameter in made.trace.parameters]
+    prefix = f"cpu optimizer {name} {implementation}"
+    assert calls(made, "optimizer") == {
+        prefix: 1.0,
+        f"{prefix} parameter": len(parts),
+        f"{prefix} MiB": pytest.approx(sum(part.bytes for part in parts) / MIB),
+    }
+
+
+def test_each_parameter_is_copied_in_for_forward_and_backward_and_its_gradient_out_and_awaited() -> None:
+    (each,) = rank_programs(offloaded(2))
+    made, columns = each.program, each.program.instructions
+    names = [parameter.name for parameter in made.trace.parameters]
+    in_blocks = sum(name.startswith("layers.") for name in names)
+    assert 0 < in_blocks < len(names)
+    assert calls(made, "forward")[TO_DEVICE] == len(names)
+    assert calls(made, "backward")[TO_DEVICE] == in_blocks
+    assert calls(made, "backward")[TO_HOST] == len(names)
+    awaited = np.flatnonzero((columns.kind == WAIT) & (columns.stream == BY_HOST))
+    assert len(awaited) == len(names)
+    work = np.flatnonzero((columns.kind == EventKind.OP) & (columns.call >= 0))
+    copied = [at for at in work.tolist() if columns.calls[columns.call[at]] == TO_HOST]
+    assert max(copied) < min(awaited)
+
+
+def test_a_rank_copies_out_the_rows_that_it_has() -> None:
+    """Parts that are sent are padded; those of gradients that are kept are not."""
+    for each in rank_programs(offloaded(3)):
+        made, (rank, *_) = each.program, each.ranks
+        copies = [operation for operation in made.extra_operations if operation.base_name == "_to_copy"]
+        found = {False: set[int](), True: set[int]()}
+        for operation in copies:
+            found[operation.outputs[0].device == "cpu"].add(operation.outputs[0].numel)
+        tensors = [parameter.tensor for parameter in made.trace.parameters]
+        assert found[False] == {padded_shard_of(tensor, 3).numel for tensor in tensors}
+        assert found[True] == {shard_of(tensor, 3, rank).numel for tensor in tensors} - {0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"replicate": 2},
+        {"replicate": 2, "mixed_precision": {"param": "bf16"}},
+        {"reshard_after_forward": 2},
+        {"mixed_precision": {"param": "bf16", "reduce": "fp32"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_nothing_of_the_model_is_on_the_device_between_steps(options: dict[str, Any], accumulation: int) -> None:
+    asked = offloaded(4, options, training={"gradient_accumulation": accumulation})
+    (each,) = rank_programs(asked)
+    memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
+    held = {kind: int(memory.kind_bytes[kind][0]) for kind in StorageKind}
+    for kind in (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE, StorageKind.ACTIVATION):
+        assert held[kind] == 0
+    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    assert len(ends) >= 3
+    assert {*ends} == {memory.steady.allocated_before_bytes}
+    assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
+
+
+def test_the_model_is_whole_on_the_device_until_it_is_wrapped() -> None:
+    (each,) = rank_programs(offloaded(2))
+    memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
+    (wrapping,) = (columns for part, columns in memory.history if part == "wrapping")
+    whole = rounded([parameter.tensor.bytes for parameter in each.program.trace.parameters])
+    (model, *_) = (columns for part, columns in memory.history if part == "model")
+    before, after = int(model.allocated_bytes[-1]), int(wrapping.allocated_bytes[-1])
+    assert before - after == whole
+    assert wrapping.allocated_bytes.max() > before
+
+
+def test_what_is_not_kept_in_float32_was_not_measured() -> None:
+    with pytest.raises(PerfModelError, match=r"fsdp.offload must be left out where .* float32 \(got bfloat16\)"):
+        rank_programs(offloaded(2, precision="bf16"))
