@@ -23,11 +23,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from calibrate.host_optimizers import IMPLEMENTATIONS, give_gradients, loop_of
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import timed
-from calibrate.sharded_calls import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, NOT_OVER_DTENSORS, line
+from calibrate.sharded_calls import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, line
 from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears
 from calibrate.timing import relative_spread
 from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.program.offload import TO_DEVICE, TO_HOST
+from perfmodel.support import NOT_OVER_DTENSORS
 from perfmodel.units import MIB
 
 OPTIMIZERS = tuple(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS)

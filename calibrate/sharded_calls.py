@@ -31,9 +31,9 @@ from calibrate.host_timing import timed
 from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears, step_seconds
 from calibrate.timing import relative_spread
 from perfmodel.hardware.interconnect import CallRecord
+from perfmodel.support import NOT_OVER_DTENSORS
 
 MODELS = ((2, 2), (8, 2), (2, 16), (8, 16))  # groups, and parameters of each
-NOT_OVER_DTENSORS = ("optimizer sgd fused", "optimizer sgd-momentum fused")  # torch 2.13 has no rule for them
 LOOPS = (CLIP, ZERO_GRAD, *(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS))
 COUNTS = (4, 32)  # parameters that loops run over
 LOOP_ROUNDS, LOOP_WARM_UP = 9, 2

@@ -142,11 +142,12 @@ class _Step:
         self._slowdowns = slowdowns(
             program, costs, operation, self._duration_s, wires, matmul_tf32=scenario.matmul_tf32, exact=exact
         )
-
         stream = program.instructions.stream[positions]
         beside = dict.fromkeys(operation[stream != COMPUTE].tolist())
         tail_s = self._slowdowns[0].tail_s if self._slowdowns else None
-        self._sharing = memory_sharing(costs, operation, self._duration_s, beside, tail_s)
+        self._sharing = memory_sharing(
+            program.operations, costs, operation, self._duration_s, beside, profile.device, tail_s
+        )
 
     def _lowered_clock(self, operation: np.ndarray, lasts_s: np.ndarray) -> Clock | None:
         """operation, lasts_s: by launch, its distinct operation and its seconds at full clock."""

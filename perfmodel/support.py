@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
 from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.cost.groups import route_of
 from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.ranks import SHARDED
 from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
+from perfmodel.workload.keys import optimizer_prefix
 from perfmodel.workload.scenario import FsdpSection, MixedPrecisionSection, ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
@@ -22,6 +26,7 @@ OF_STRATEGIES = {
     "parameters_as_bucket_view": ("zero1",),
     "fsdp": ("zero2", "zero3"),
 }
+NOT_OVER_DTENSORS = ("optimizer sgd fused", "optimizer sgd-momentum fused")  # torch 2.13 has no rule for them
 
 
 def check_supported(scenario: Scenario, profile: Profile) -> None:
@@ -50,6 +55,11 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
             f"parallelism.strategy must say how {section.dp} ranks work together (got none). Use ddp, or another that "
             "`perfmodel schema` lists."
         )
+    if section.dp > 1 and section.strategy in SHARDED and scenario.mode == "forward":
+        raise PerfModelError(
+            f"mode must be train with parallelism.strategy {section.strategy} (got forward): what is sharded is "
+            "predicted in training alone. Use strategy ddp, where every rank holds all."
+        )
     _check_settings(section)
     if section.strategy == "zero1":
         _check_zero1(scenario)
@@ -66,9 +76,16 @@ def _check_settings(section: ParallelismSection) -> None:
         given = getattr(section, name)
         if given not in (None, False) and section.strategy not in strategies:
             raise PerfModelError(
-                f"parallelism.{name} must be left out with strategy {section.strategy} (got {given}). It belongs to "
-                f"{' and '.join(strategies)}."
+                f"parallelism.{name} must be left out with strategy {section.strategy} (got {_shown(given)}). It "
+                f"belongs to {' and '.join(strategies)}."
             )
+
+
+def _shown(given: object) -> str:
+    """A value as a scenario has it; of a section, the keys that were given."""
+    if isinstance(given, BaseModel):
+        return ", ".join(sorted(given.model_fields_set)) or "{}"
+    return str(given).lower() if isinstance(given, bool) else str(given)
 
 
 def _check_zero1(scenario: Scenario) -> None:
@@ -83,16 +100,36 @@ def _check_zero1(scenario: Scenario) -> None:
 def _check_fsdp(scenario: Scenario, profile: Profile) -> None:
     """What fully_shard can do and this version cannot predict."""
     section = scenario.parallelism.fsdp or FsdpSection()
+    if scenario.parallelism.dp == 1:
+        _check_alone(section)
     _check_policy(scenario, section.mixed_precision)
+    if optimizer_prefix(scenario.model_dump(include={"optimizer"})) in NOT_OVER_DTENSORS:
+        raise PerfModelError(
+            f"optimizer.implementation must not be fused for sgd with parallelism.strategy "
+            f"{scenario.parallelism.strategy} (got fused): torch cannot run it over sharded parameters. Use foreach."
+        )
     if section.offload:
-        if scenario.parallelism.dp == 1:
-            raise PerfModelError(
-                "parallelism.fsdp.offload must be left out with dp=1 (got true): nothing is sharded. Leave it out."
-            )
         check_offload(scenario, profile.device.kind)
         for direction in ("h2d", "d2h"):
             transfer_cost(direction, "pinned", 1, profile)
     check_fsdp_groups(scenario.parallelism)
+
+
+def _check_alone(section: FsdpSection) -> None:
+    """What one rank, which shards nothing, cannot be asked for."""
+    reshard = section.reshard_after_forward
+    idle = {
+        "mixed_precision": section.mixed_precision,
+        "offload": section.offload or None,
+        "replicate": None if section.replicate == 1 else section.replicate,
+        "reshard_after_forward": None if isinstance(reshard, bool) else reshard,
+    }
+    for name, given in idle.items():
+        if given is not None:
+            raise PerfModelError(
+                f"parallelism.fsdp.{name} must be left out with dp=1 (got {_shown(given)}): nothing is sharded. Leave "
+                "it out."
+            )
 
 
 def check_offload(scenario: Scenario, device: str, where: str = "parallelism.fsdp") -> None:

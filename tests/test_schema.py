@@ -35,6 +35,14 @@ def scenario_data(**changes: Any) -> dict[str, Any]:
         ),
         ({"batch": {"size": -3}}, f"batch.size must be greater than or equal to 1 (got -3). {LISTS}"),
         ({"batch": {"size": 2.0}}, f"batch.size must be an integer (got 2.0). {LISTS}"),
+        *(
+            (
+                {"parallelism": {"fsdp": {"reshard_after_forward": given}}},
+                "parallelism.fsdp.reshard_after_forward must be true, false or a number of ranks "
+                f"(got {given!r}). {LISTS}",
+            )
+            for given in (0, -1, 2.0, 1.0, "yes", [2])
+        ),
         ({"name": 3}, f"name must be a string (got 3). {LISTS}"),
         (
             {"precision": "fp33"},
@@ -63,6 +71,14 @@ def test_scenario_sentences(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Scenario.model_validate(data)
     assert sentence_of(caught.value, Scenario, data, "scenario") == sentence
+
+
+@pytest.mark.parametrize("given", [True, False, None, 1, 8])
+def test_resharding_keeps_booleans_and_numbers_apart(given: bool | int | None) -> None:
+    data = scenario_data(parallelism={"fsdp": {"reshard_after_forward": given}})
+    section = Scenario.model_validate(data).parallelism.fsdp
+    assert section is not None
+    assert (type(section.reshard_after_forward), section.reshard_after_forward) == (type(given), given)
 
 
 def test_profile_sentence_names_the_kernel_key() -> None:

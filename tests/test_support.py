@@ -9,7 +9,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.simulate.provenance import assumptions
 from perfmodel.support import check_supported
-from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario import OptimizerSection, Scenario
 from tests.test_api import RANKS, wired
 
 
@@ -23,7 +23,18 @@ def asked(**parallelism: object) -> Scenario:
     [
         ({"strategy": "ddp", "zero1_form": "broadcast"}, "parallelism.zero1_form must be left out with strategy ddp"),
         ({"strategy": "flat", "bucket_cap_mb": 5.0}, r"left out with strategy flat \(got 5.0\). It belongs to ddp and"),
-        ({"strategy": "zero1", "fsdp": {}}, "parallelism.fsdp must be left out with strategy zero1"),
+        (
+            {"strategy": "zero1", "fsdp": {}},
+            r"parallelism.fsdp must be left out with strategy zero1 \(got {}\)\. It belongs to zero2 and zero3",
+        ),
+        (
+            {"strategy": "ddp", "fsdp": {"wrap": "root", "offload": True}},
+            r"parallelism.fsdp must be left out with strategy ddp \(got offload, wrap\)\.",
+        ),
+        (
+            {"strategy": "flat", "static_graph": True},
+            r"static_graph must be left out with strategy flat \(got true\)\.",
+        ),
         ({"strategy": "none"}, "parallelism.strategy must say how 2 ranks work together"),
         (
             {"strategy": "zero3", "fsdp": {"replicate": 2}},
@@ -76,10 +87,60 @@ def test_what_torch_cannot_do_with_shards_in_host_memory() -> None:
         check_supported(plain, on_cpu)
 
 
-def test_one_rank_has_nothing_to_offload() -> None:
-    alone = {"hardware": {"profile": "toy.json"}, "parallelism": {"dp": 1} | OFFLOADED}
-    with pytest.raises(PerfModelError, match=r"fsdp.offload must be left out with dp=1"):
-        check_supported(Scenario.model_validate(RANKS | alone), wired())
+def alone(strategy: str, **fsdp: object) -> Scenario:
+    section = {"dp": 1, "strategy": strategy, "fsdp": fsdp}
+    return Scenario.model_validate(RANKS | {"hardware": {"profile": "toy.json"}, "parallelism": section})
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("offload", True, "true"),
+        ("mixed_precision", {"param": "bf16"}, "param"),
+        ("mixed_precision", {"reduce": "bf16", "param": "fp32"}, "param, reduce"),
+        ("replicate", 2, "2"),
+        ("reshard_after_forward", 1, "1"),
+        ("reshard_after_forward", 3, "3"),
+    ],
+)
+def test_one_rank_shards_nothing(strategy: str, name: str, given: object, shown: str) -> None:
+    with pytest.raises(PerfModelError) as caught:
+        check_supported(alone(strategy, **{name: given}), wired())
+    assert str(caught.value) == (
+        f"parallelism.fsdp.{name} must be left out with dp=1 (got {shown}): nothing is sharded. Leave it out."
+    )
+
+
+def test_one_rank_may_be_told_what_makes_no_difference() -> None:
+    check_supported(alone("zero3", wrap="root", replicate=1, offload=False, reshard_after_forward=True), wired())
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_forward_alone_is_refused_where_anything_is_sharded(strategy: str) -> None:
+    forward = asked(strategy=strategy).model_copy(update={"mode": "forward"})
+    with pytest.raises(PerfModelError, match=rf"^mode must be train with .*strategy {strategy} \(got forward\)"):
+        predict(forward, wired())
+
+
+@pytest.mark.parametrize("asked_for", [asked(strategy="ddp"), alone("zero3")], ids=["ddp", "one rank"])
+def test_forward_alone_is_for_those_that_hold_all(asked_for: Scenario) -> None:
+    check_supported(asked_for.model_copy(update={"mode": "forward"}), wired())
+
+
+FUSED_SGD = OptimizerSection(name="sgd", implementation="fused")
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_torch_cannot_run_fused_sgd_over_shards(strategy: str, momentum: float) -> None:
+    plain = asked(strategy=strategy)
+    fused = FUSED_SGD.model_copy(update={"momentum": momentum})
+    with pytest.raises(PerfModelError, match=rf"must not be fused for sgd with .*strategy {strategy} \(got fused\)"):
+        check_supported(plain.model_copy(update={"optimizer": fused}), wired())
+    for changes in ({"implementation": "foreach"}, {"name": "adamw"}):
+        check_supported(plain.model_copy(update={"optimizer": fused.model_copy(update=changes)}), wired())
+    check_supported(asked(strategy="zero1").model_copy(update={"optimizer": fused}), wired())
 
 
 SHARDED = [{"strategy": "zero1"}, {"strategy": "zero2"}, {"strategy": "zero3"}]

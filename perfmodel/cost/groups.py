@@ -22,6 +22,7 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
 CONSECUTIVE = ("shard", "reshard")
+INSIDE_A_NODE = {"nccl": "nvlink", "gloo": "gloo"}  # what `perfmodel calibrate --interconnect` measures, by backend
 
 
 class Route(NamedTuple):
@@ -74,7 +75,7 @@ def route_of(among: Members, scenario: Scenario, profile: Profile) -> Route:
         raise PerfModelError(
             f"profile {profile.name} must have an interconnect of one node for the {among.ranks} ranks of a "
             f"{among.group} group (it has {', '.join(profile.interconnects)}). Measure it with `perfmodel calibrate "
-            "--interconnect nvlink`."
+            f"--interconnect {INSIDE_A_NODE[own.backend]}`."
         )
     return Route(inside, profile.interconnects[inside])
 

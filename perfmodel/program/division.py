@@ -31,4 +31,4 @@ def divided(editor: Editor, tensor: TensorSpec, divisor: float, stream: int) -> 
     """In place, by a kernel; nothing for 1."""
     if divisor == 1:
         return []
-    return [editor.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "", stream=stream)]
+    return [editor.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "launch", stream=stream)]

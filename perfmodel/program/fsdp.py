@@ -71,7 +71,9 @@ def _gradients_of(group: Group) -> tuple[int, int]:
 
 
 def _host_calls(what: str, parameters: int) -> list[Inserted]:
-    """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty."""
+    """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty.
+    Those of a policy (casts, divisions) come on top.
+    """
     return [
         Inserted(HOST, call=f"fsdp {what} group"),
         Inserted(HOST, call=f"fsdp {what} parameter", share=float(parameters)),
@@ -197,7 +199,7 @@ class _Step:
         kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
             Inserted(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(foreach_copy(shards, kept), "", stream=COPY_IN),
+            self.editor.launch(foreach_copy(shards, kept), "launch", stream=COPY_IN),
         ]
         return begin, [Inserted(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
@@ -366,7 +368,7 @@ class _Step:
         if is_cast:
             cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
             more += [
-                self.editor.launch(cast, "", stream=stream),
+                self.editor.launch(cast, "launch", stream=stream),
                 Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
             ]
             if replicas is None:

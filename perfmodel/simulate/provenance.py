@@ -16,6 +16,8 @@ from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_share
 from perfmodel.workload.scenario import Scenario
 
+OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
+
 
 def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
     """Share of the device's busy time by source (exact, curve, roofline)."""
@@ -92,8 +94,13 @@ def communication_warnings(
     words = ((route.name, each.ranks, extrapolation(each.kind, each.ranks, route.interconnect)) for route, each in far)
     for name, ranks, text in dict.fromkeys(words):
         yield f"{text}: `perfmodel calibrate --interconnect {name} --ranks {ranks} --scenario FILE` measures them"
+    calls = [call for call in program.instructions.calls if call.startswith(OF_SHARDING)]
     for name, interconnect in {route.name: route.interconnect for route in routes}.items():
         missing = list(_missing(profile, interconnect, name == own))
+        if name == own and interconnect.host and any(call not in interconnect.host for call in calls):
+            missing.append(
+                "no times of fully_shard's hooks (their calls are taken to cost no more than what they launch)"
+            )
         if missing:
             yield (
                 f"interconnect {name} has {', '.join(missing)}: `perfmodel calibrate --interconnect {name}` measures "

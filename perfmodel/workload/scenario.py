@@ -10,13 +10,24 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from perfmodel.workload import families
 
 # Format history
 # 1  first
 SCENARIO_VERSION = 1
+
 
 Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]  # beyond, sizes of tensors overflow
 MicroBatches = Annotated[int, Field(ge=1, le=1024, strict=True)]  # each is simulated
@@ -96,6 +107,17 @@ class MixedPrecisionSection(_Section):
     reduce: Literal["fp32", "bf16", "fp16"] | None = None
 
 
+def _resharding(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One rule for a value that may be of several types, of which pydantic would name the first alone."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("resharding", "Input should be true, false or a number of ranks") from None
+
+
+Resharding = Annotated[StrictBool | Count | None, WrapValidator(_resharding)]
+
+
 class FsdpSection(_Section):
     """How zero2 and zero3 shard, as torch's fully_shard does.
 
@@ -109,7 +131,7 @@ class FsdpSection(_Section):
 
     mixed_precision: MixedPrecisionSection | None = None
     wrap: Literal["blocks", "root"] = "blocks"
-    reshard_after_forward: bool | Count | None = None
+    reshard_after_forward: Resharding = None
     replicate: Count = 1
     offload: bool = False
     forward_prefetch: Count | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.power_fit import fit_power, fitted, full_times_s, loop_error
 from perfmodel.cost.power import Load, clock_ratio, draw_share, lengthening
-from perfmodel.hardware.profile import Power, PowerLoop, PowerReading
+from perfmodel.hardware.profile import Power, PowerLoop, PowerReading, find_profile, load_profile
 
 H200 = Path(__file__).parent.parent / "data" / "power" / "h200.json"
 IDLE_W, LIMIT_W, FULL_HZ = 100.0, 700.0, 2e9
@@ -101,3 +101,13 @@ def test_loops_that_were_held_out_are_predicted(known: int, held_out: int) -> No
     assert error < 0.4 * loop_error(  # of keeping the full clock
         h200(held_out).readings, power.kinds, full_s, power.idle_w, 1e6
     )
+
+
+def test_the_shipped_profile_has_what_these_loops_tell() -> None:
+    shipped = load_profile(find_profile("h200-sxm-x4")).power
+    found = fitted(Power.model_validate(json.loads(H200.read_text())))
+    assert shipped.readings == found.readings
+    assert shipped.kinds.keys() == found.kinds.keys()
+    for name, kind in found.kinds.items():
+        assert shipped.kinds[name].draw_w == pytest.approx(kind.draw_w, rel=1e-6)
+        assert shipped.kinds[name].clock_share == pytest.approx(kind.clock_share, rel=1e-6)

@@ -91,6 +91,15 @@ def test_a_profile_without_wires_inside_a_node_is_refused() -> None:
         predict(scenario(replicate=2), profile(slow=wires(SLOW_S, 2)))
 
 
+@pytest.mark.parametrize(("backend", "measured"), [("nccl", "nvlink"), ("gloo", "gloo")])
+def test_the_remedy_measures_wires_of_the_same_library(backend: str, measured: str) -> None:
+    """Those of the other are there, and do not serve."""
+    slow = wires(SLOW_S, 2).model_copy(update={"backend": backend})
+    other = wires(FAST_S, 1).model_copy(update={"backend": "gloo" if backend == "nccl" else "nccl"})
+    with pytest.raises(PerfModelError, match=rf"`perfmodel calibrate --interconnect {measured}`\.$"):
+        route_of(Members("shard", 2), scenario(), profile(slow=slow, other=other))
+
+
 def test_nodes_of_unlike_numbers_of_ranks_are_refused() -> None:
     with pytest.raises(PerfModelError, match=r"^hardware.gpus must be as many on each of 4 nodes .* \(got 6\)"):
         route_of(Members("shard", 3), scenario(6, 4), profile())

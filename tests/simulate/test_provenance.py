@@ -9,7 +9,7 @@ import pytest
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.groups import Route
 from perfmodel.hardware.interconnect import CallRecord, Coupling, Interconnect
-from perfmodel.program.program import Collective, Program
+from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
 from perfmodel.simulate.provenance import collective_shares, communication_warnings, kernel_shares, kernel_warnings
 from perfmodel.simulate.timeline import Communication
 from tests.report.synthetic import prediction, profile, timeline
@@ -64,6 +64,16 @@ def test_what_an_interconnect_lacks_is_named_once(known: dict[str, object], name
     words = "".join(found)
     assert [name for name in ("host call times", "couplings", "communicator_bytes") if f"no {name} (" in words] == named
     assert list(communication_warnings(program(), [], [], profile(), "w")) == []
+
+
+@pytest.mark.parametrize(("measured", "warns"), [({}, True), ({"fsdp forward group": CALLS["all_reduce"]}, False)])
+def test_calls_of_fully_shard_that_were_not_measured_are_named(measured: dict[str, CallRecord], warns: bool) -> None:
+    known = {"host": CALLS | measured, "couplings": COUPLINGS, "communicator_bytes": BYTES}
+    wires = Interconnect.model_validate({"backend": "nccl", **known})
+    calls = Edit(0, 0, (Inserted(HOST, call="fsdp forward group"),))
+    sharded = replace(program(SIZE), edits=(calls,))
+    found = list(communication_warnings(sharded, [EXACT], [Route("w", wires)], profile(), "w"))
+    assert ["no times of fully_shard's hooks" in each for each in found] == [True] * warns
 
 
 def test_a_cpu_needs_neither_couplings_nor_memory() -> None:
