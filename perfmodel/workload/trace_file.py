@@ -164,12 +164,12 @@ def gradient_storages(trace: Trace, events: StepEvents) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     made: dict[int, list[int]] = {}
-    kinds = events.kind
-    for at in np.flatnonzero((kinds == EventKind.ALLOC) | (kinds == EventKind.GRAD_READY)).tolist():
-        number = int(events.a[at])
-        if kinds[at] == EventKind.ALLOC:
+    at = np.flatnonzero((events.kind == EventKind.ALLOC) | (events.kind == EventKind.GRAD_READY))
+    columns = (events.kind[at].tolist(), events.a[at].tolist(), events.b[at].tolist())  # numpy is slow one by one
+    for kind, number, size_bytes in zip(*columns, strict=True):
+        if kind == EventKind.ALLOC:
             if trace.storage_kinds.get(number) == StorageKind.GRADIENT:
-                made.setdefault(int(events.b[at]), []).append(number)
+                made.setdefault(size_bytes, []).append(number)
         elif number not in found:
             alike = made.get(trace.parameters[number].tensor.bytes, [])
             if alike:
