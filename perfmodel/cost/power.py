@@ -16,8 +16,7 @@ The ratio is the root of the step's average draw less the limit,
 by bisection over sums by kind: the left side, per second of step, only falls with r. It goes no lower than loops were
 seen to go, in proportion to the limit: work that does not follow the clock cannot be held by it. A product (or
 attention, or a convolution) that reaches a smaller share of its arithmetic's peak than the measured one draws less
-above P_0, in proportion. What works on memory draws the same whatever bytes a second it
-moves, as measurements have it.
+above P_0, in proportion. What works on memory draws the same whatever bytes a second it moves, as measurements have it.
 
 Assumes: what counts is the average over a step; collectives draw no more than an idle device, and a step lasts no
 longer than the longest of what device, host and wire have to do.

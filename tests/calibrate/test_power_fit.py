@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.power import operations
 from calibrate.power_fit import fit_power, fitted, full_times_s, loop_error
-from perfmodel.cost.power import Load, clock_ratio, draw_share, lengthening
+from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.power import PRODUCT, Load, clock_ratio, draw_share, lengthening
 from perfmodel.hardware.profile import Power, PowerLoop, PowerReading, find_profile, load_profile
 
-H200 = Path(__file__).parent.parent / "data" / "power" / "h200.json"
+DATA = Path(__file__).parent.parent / "data" / "power"
+H200 = DATA / "h200.json"
+RAW_NAMES = {  # of the kinds in h200-raw.json, which was read before the stage had its form
+    "gemm_bf16": "gemm_bf16",
+    "gemm_fp32": "gemm_fp32",
+    "attention_forward": "attention",
+    "attention_backward": "attention_bwd",
+    "row": "layer_norm",
+    "pointwise": "add_bf16",
+    "optimizer": "adamw",
+}
 IDLE_W, LIMIT_W, FULL_HZ = 100.0, 700.0, 2e9
 # By kind: draw at full clock, clock_share, seconds of a call.
 TRUTH = {"gemm_bf16": (1100.0, 0.8, 1e-3), "row": (650.0, 0.5, 1e-4), "attention": (740.0, 0.9, 2e-4)}
@@ -111,3 +123,27 @@ def test_the_shipped_profile_has_what_these_loops_tell() -> None:
     for name, kind in found.kinds.items():
         assert shipped.kinds[name].draw_w == pytest.approx(kind.draw_w, rel=1e-6)
         assert shipped.kinds[name].clock_share == pytest.approx(kind.clock_share, rel=1e-6)
+
+
+def test_these_loops_are_what_was_read() -> None:
+    """Time, clock and draw to five digits. Of products, which the loop itself slowed, the time alone is that of the
+    curve of their kernels.
+    """
+    raw = json.loads((DATA / "h200-raw.json").read_text())
+    found = json.loads(H200.read_text())
+    assert found["readings"].keys() == RAW_NAMES.keys()
+    assert (found["idle_w"], found["limit_w"]) == (pytest.approx(raw["idle_w"], rel=1e-4), raw["limit_w"])
+    for name, reading in found["readings"].items():
+        read = raw[RAW_NAMES[name]]
+        alone, *beside = reading["loops"]
+        for key in ("time_s", "clock_hz", "draw_w"):
+            assert alone[key] == pytest.approx(read["sustained"][key], rel=1e-4)
+        assert [each["products"] for each in beside] == [each["products"] for each in read["hot"]]
+        for one, other in zip(beside, read["hot"], strict=True):
+            assert (one["time_s"], one["product_s"]) == pytest.approx((other["time_s"], other["gemm_s"]), rel=1e-4)
+            assert one["clock_hz"] == other["clock_hz"]
+        if name != PRODUCT:
+            assert reading["alone_s"] == alone["time_s"]
+    product = operations()[PRODUCT]
+    (cost,) = kernel_costs((product,), load_profile(find_profile("h200-sxm-x4")), False)
+    assert found["readings"][PRODUCT]["alone_s"] == pytest.approx(cost.time_s, rel=1e-3)

@@ -25,19 +25,19 @@ def test_the_shipped_list_holds_out_a_third_of_every_class():
     assert all(held_out[name] >= count / 3 for name, count in classes.items())
 
 
-def test_the_data_parallel_list_holds_out_a_third_of_every_class():
-    classes = Counter(case.group for case in DATA_PARALLEL)
-    held_out = Counter(case.group for case in DATA_PARALLEL if case.split == "held-out")
-    assert set(classes) == {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}
-    assert sum(classes.values()) >= 36
-    assert all(held_out[name] >= count / 3 for name, count in classes.items())
-
-
-def test_the_sharded_list_holds_out_a_third_of_every_class():
-    classes = Counter(case.group for case in SHARDED)
-    held_out = Counter(case.group for case in SHARDED if case.split == "held-out")
-    assert set(classes) == {"zero-nvlink", "zero-settings", "zero-host-memory", "zero-two-nodes"}
-    assert sum(classes.values()) >= 30
+@pytest.mark.parametrize(
+    ("cases", "names", "least"),
+    [
+        (DATA_PARALLEL, {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}, 36),
+        (SHARDED, {"zero-nvlink", "zero-settings", "zero-host-memory", "zero-two-nodes"}, 30),
+    ],
+    ids=["data-parallel", "sharded"],
+)
+def test_lists_of_several_gpus_hold_out_a_third_of_every_class(cases, names, least):
+    classes = Counter(case.group for case in cases)
+    held_out = Counter(case.group for case in cases if case.split == "held-out")
+    assert set(classes) == names
+    assert sum(classes.values()) >= least
     assert all(held_out[name] >= count / 3 for name, count in classes.items())
 
 
