@@ -171,7 +171,7 @@ class _Walk:
         self._program = program
         self._outside_bytes = outside_bytes
         self._allocator = allocator
-        scripts = memory_scripts(program.trace.operations, profile, matmul_tf32)
+        scripts = memory_scripts(program.operations, profile, matmul_tf32)
         self._writer = ActionWriter(program.trace, scripts, profile.memory)
         self._sizes = _storage_bytes(program.trace)
         self._address_of: dict[int, int] = {}
@@ -244,7 +244,8 @@ class _Walk:
                     renamed = renamed_on_repeat(events, again, self._sizes)
                 self._rename(renamed)
             own = self._writer.actions_of(events, run.segment)
-            yield start, with_inserted(own, inserted.get(position, ()), run.segment.start)
+            edited = inserted.get(position, ())
+            yield start, with_inserted(own, edited, run.segment.start, self._writer.temporaries)
             start += run.segment.stop - run.segment.start
 
     def _rename(self, pairs: list[tuple[int, int]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +46,9 @@ class Actions:
         self.stream += other.stream[start:stop]
 
 
+Temporaries = Mapping[int, Sequence[tuple[int, int]]]  # by operation: request_bytes and slot as in Actions, in order
+
+
 def memory_scripts(operations: Sequence[Operation], profile: Profile, matmul_tf32: bool) -> list[Script]:
     """The script of each operation: as measured under its kernel key, else by rule, else () (just its outputs)."""
     return [_script(operation, profile, matmul_tf32) for operation in operations]
@@ -69,14 +72,17 @@ def persistent_actions(storages: Iterable[Storage]) -> Actions:
     return actions
 
 
-def with_inserted(actions: Actions, edits: Iterable[Edit], start: int) -> Actions:
+def with_inserted(
+    actions: Actions, edits: Iterable[Edit], start: int, temporaries: Temporaries | None = None
+) -> Actions:
     """A segment's actions with what a strategy asks for itself between them.
 
-    start: the segment's first event. What is inserted belongs to the event before it.
+    start: the segment's first event. What is inserted belongs to the event before it. temporaries: of the operators
+    that are inserted.
     """
     result, done = Actions(), 0
     for edit in edits:
-        rows = inserted_actions(edit.instructions, edit.event - start - 1)
+        rows = inserted_actions(edit.instructions, edit.event - start - 1, temporaries)
         if not rows.event:
             continue
         at = bisect_left(actions.event, edit.event - start)
@@ -89,12 +95,15 @@ def with_inserted(actions: Actions, edits: Iterable[Edit], start: int) -> Action
     return result
 
 
-def inserted_actions(rows: Iterable[Inserted], event: int = 0) -> Actions:
-    """What a strategy asks for, all at one event."""
+def inserted_actions(rows: Iterable[Inserted], event: int = 0, temporaries: Temporaries | None = None) -> Actions:
+    """What a strategy asks for, all at one event, and what its operators take and give back."""
     actions = Actions()
     for row in rows:
         if row.kind in (EventKind.ALLOC, EventKind.FREE):
             actions.add(row.b if row.kind == EventKind.ALLOC else 0, row.a, int(row.holds), event, row.stream)
+        elif row.kind == EventKind.OP and temporaries:
+            for request_bytes, slot in temporaries.get(row.a, ()):
+                actions.add(request_bytes, slot, StorageKind.TEMPORARY, event, row.stream)
     return actions
 
 
@@ -103,18 +112,39 @@ class ActionWriter:
 
     A workspace is taken at the first product of each host thread (the autograd engine has its own) and kept, like the
     handle it belongs to.
+
+    scripts: of the trace's operations, and then of those that a strategy inserts, which ask for their outputs
+    themselves: of these only what the operator itself gives back is known here (``temporaries``).
     """
 
     def __init__(self, trace: Trace, scripts: Sequence[Script], constants: MemoryConstants) -> None:
-        self._scripts = scripts
+        self._scripts = scripts[: len(trace.operations)]
         self._workspaces = [_workspaces(operation, constants) for operation in trace.operations]
-        special = [bool(script or found) for script, found in zip(scripts, self._workspaces, strict=True)]
+        special = [bool(script or found) for script, found in zip(self._scripts, self._workspaces, strict=True)]
         self._is_special = np.array(special, dtype=bool)
         self._kinds = _kind_of_storage(trace)
         self._taken: set[tuple[str, str]] = set()
         self._next_temporary = -1
         self._companions: dict[int, list[int]] = {}
         self._written: dict[tuple[int, Segment, int], Actions] = {}
+        inserted = enumerate(scripts[len(trace.operations) :], start=len(trace.operations))
+        self.temporaries: Temporaries = {number: self._given_back(script) for number, script in inserted if script}
+
+    def _given_back(self, script: Script) -> list[tuple[int, int]]:
+        """Requests for what the script frees, and these frees."""
+        freed = {-step for step in script if step < 0}
+        slots: dict[int, int] = {}
+        found = []
+        number = 0
+        for step in script:
+            if step < 0:
+                found.append((0, slots[-step]))
+                continue
+            number += 1
+            if number in freed:
+                slots[number] = self._new_slot()
+                found.append((step, slots[number]))
+        return found
 
     def actions_of(self, events: StepEvents, segment: Segment) -> Actions:
         """The segment's actions; written again only where workspaces have been taken since."""
@@ -187,10 +217,13 @@ class ActionWriter:
                 self._temporary(actions, request_bytes, event)
 
     def _temporary(self, actions: Actions, request_bytes: int, event: int) -> int:
-        slot = self._next_temporary
-        self._next_temporary -= 1
+        slot = self._new_slot()
         actions.add(request_bytes, slot, StorageKind.TEMPORARY, event)
         return slot
+
+    def _new_slot(self) -> int:
+        self._next_temporary -= 1
+        return self._next_temporary + 1
 
     def _write_script(self, actions: Actions, script: Script, outputs: list[tuple[int, int]], event: int) -> None:
         """Run the script, its kept allocations being the trace's outputs.

@@ -9,7 +9,7 @@ pytorch/pytorch (aten/src/ATen/native/cuda, .../transformers/cuda, c10/cuda) and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perfmodel.units import DTYPE_BYTES
 from perfmodel.workload.keys import MATMULS
@@ -21,6 +21,7 @@ CUDNN_ATTENTION_WORKSPACE_BYTES = 256
 EMBEDDING_ROWS_WITHOUT_SORT = 3072
 EMBEDDING_ROWS_PER_PARTIAL_SUM = 10
 FOREACH_CHUNK_ELEMENTS = 65536
+COPYING_THREADS, BYTES_COPIED_BY_THREAD = 128, 16  # of a block that copies between one buffer and many tensors
 
 
 def script_by_rule(operation: Operation, multiprocessors: int) -> Script:
@@ -142,6 +143,38 @@ def _foreach_norm(operation: Operation, _: int) -> Script:
     return _in_order(4 * len(tensors) * chunks, freed=(1,)) if chunks else ()
 
 
+def _split_copy(operation: Operation, multiprocessors: int) -> Script:
+    """A table for its thread blocks, in int64: two addresses, a size and the blocks so far of each tensor's row, and
+    whose row each block copies. Once twice the blocks that can be resident would be needed, each copies more.
+
+    Source (and of the next): aten/src/ATen/native/cuda/TensorShape.cu, ``split_with_sizes_copy_out_cuda`` and
+    ``get_chunk_cat_metadata``.
+    """
+    rows = operation.outputs[0].shape[0]
+    row_bytes = [out.bytes // rows for out in operation.outputs]
+    most_blocks = 2 * multiprocessors * (2048 // COPYING_THREADS)
+    rounds = max(1, -(-_copying_blocks(row_bytes) * rows // most_blocks))
+    rounds_in_row = -(-rounds // min(math.ceil(math.sqrt(rounds)), rows))
+    blocks = _copying_blocks(row_bytes, rounds_in_row)
+    return _in_order(8 * (4 * len(row_bytes) + 1 + blocks), freed=(1,))
+
+
+def _chunk_cat(operation: Operation, _: int) -> Script:
+    """A table likewise, where nothing is cast but bfloat16 to float32."""
+    *tensors, out = operation.input_tensors()
+    cast = (tensors[0].dtype, out.dtype)
+    if tensors[0].dtype != out.dtype and cast != ("bfloat16", "float32"):
+        return ()
+    rows, element_bytes = out.shape[0], DTYPE_BYTES[out.dtype]
+    row_bytes = [-(-tensor.shape[0] // rows) * math.prod(tensor.shape[1:]) * element_bytes for tensor in tensors]
+    return _in_order(8 * (6 * len(tensors) + 2 + _copying_blocks(row_bytes)), freed=(1,))
+
+
+def _copying_blocks(row_bytes: Sequence[int], rounds: int = 1) -> int:
+    """Thread blocks that copy a row of each tensor. rounds: how often each thread copies."""
+    return sum(-(-each // (COPYING_THREADS * BYTES_COPIED_BY_THREAD * rounds)) for each in row_bytes)
+
+
 def _reduction(operation: Operation, multiprocessors: int) -> Script:
     output, source = operation.outputs[0], operation.input_tensors()[0]
     buffer_bytes, semaphore_bytes = reduction_buffers_bytes(source, _reduced(operation), multiprocessors)
@@ -248,8 +281,10 @@ _RULES: dict[str, Callable[[Operation, int], Script]] = {
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
     "_scaled_dot_product_flash_attention_backward": _flash_attention_backward,
+    "_chunk_cat": _chunk_cat,
     "_foreach_norm": _foreach_norm,
     "sum": _reduction,
     "mean": _reduction,
     "linalg_vector_norm": _reduction,
+    "split_with_sizes_copy": _split_copy,
 }

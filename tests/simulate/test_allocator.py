@@ -14,9 +14,9 @@ from perfmodel.simulate.allocator import (
     CachingAllocator,
     DeviceAddresses,
     OutOfMemoryError,
-    SegmentState,
     rounded_bytes,
 )
+from tests.simulate.replays import recorded_places, recorded_segments, replay
 
 MIB = 2**20
 RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_steps"
@@ -36,69 +36,23 @@ def recorded_memory(case: str) -> dict:
     return json.loads(gzip.decompress((RECORDINGS / f"{case}.json.gz").read_bytes()))["memory"]
 
 
-def replay(memory: dict, allocator: CachingAllocator) -> tuple[list[dict], tuple[SegmentState, ...], list[int]]:
-    """Peaks of each step, segments before the fourth, and every address handed out."""
-    starts = memory["step_starts_at_event"]
-    address_of, handed_out, peaks, before, segments = {}, [], [], None, ()
-    for index, (action, address, size, stream) in enumerate(memory["events"]):
-        if index in starts:
-            if before is not None:
-                peaks.append(
-                    {
-                        "allocated_before_bytes": before,
-                        "peak_allocated_bytes": allocator.peak_allocated_bytes,
-                        "peak_reserved_bytes": allocator.peak_reserved_bytes,
-                    }
-                )
-            before = allocator.allocated_bytes
-            allocator.reset_peaks()
-            if index == starts[3]:
-                segments = allocator.segments()
-        if action == "alloc":
-            address_of[address] = allocator.allocate(size, stream)
-            handed_out.append(address_of[address])
-        elif action == "free_requested":
-            allocator.free(address_of.pop(address))
-    return peaks, segments, handed_out
-
-
-def recorded_segments(memory: dict) -> list:
-    """As the allocator reports them; what a free block was last requested as is not part of its state."""
-    return [
-        (
-            segment["address"],
-            segment["total_size"],
-            segment["stream"],
-            segment["segment_type"],
-            tuple((a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in segment["blocks"]),
-        )
-        for segment in memory["segments_before_step_4"]
-    ]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_process_to_the_byte(case: str) -> None:
     memory = recorded_memory(case)
-    bought = [(address, size) for action, address, size, _ in memory["events"] if action == "segment_alloc"]
-    asked = []
-
-    def place(size: int) -> int:
-        asked.append(size)
-        return bought[len(asked) - 1][0]
-
-    peaks, segments, handed_out = replay(memory, CachingAllocator(place=place))
-    assert asked == [size for _, size in bought]
-    assert handed_out == [event[1] for event in memory["events"] if event[0] == "alloc"]
-    assert peaks == memory["peaks_of_step"]
-    assert [tuple(segment) for segment in segments] == recorded_segments(memory)
+    asked: list[int] = []
+    done = replay(memory, CachingAllocator(place=recorded_places(memory, asked)))
+    assert asked == [size for action, _, size, _ in memory["events"] if action == "segment_alloc"]
+    assert done.handed_out == [event[1] for event in memory["events"] if event[0] == "alloc"]
+    assert done.peaks == memory["peaks_of_step"]
+    assert [tuple(segment) for segment in done.segments[3]] == recorded_segments(memory["segments_before_step_4"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_process_with_modelled_addresses(case: str) -> None:
     """Ties between equal blocks may fall otherwise: peaks stay within 0.3 %, and reserved memory as recorded."""
     memory = recorded_memory(case)
-    peaks, _, _ = replay(memory, CachingAllocator())
-    for ours, recorded in zip(peaks, memory["peaks_of_step"], strict=True):
+    done = replay(memory, CachingAllocator())
+    for ours, recorded in zip(done.peaks, memory["peaks_of_step"], strict=True):
         assert ours["peak_reserved_bytes"] == recorded["peak_reserved_bytes"]
         assert ours["peak_allocated_bytes"] == pytest.approx(recorded["peak_allocated_bytes"], rel=3e-3)
 

@@ -200,6 +200,20 @@ def test_what_a_strategy_asks_for_lies_between_the_traces_own_requests() -> None
     assert with_inserted(own, [Edit(0, 12, (Inserted(EventKind.OP, 3),))], 10) is own
 
 
+def test_what_inserted_operators_give_back_themselves() -> None:
+    """A measured table of 2 MiB, beside an output that the strategy asks for; on the operator's own stream."""
+    step = step_events(forward((OP, 0, -1), (ALLOC, 0, 4 * MIB), (FREE, 0, 0)))
+    rows = (Inserted(ALLOC, 7, 3 * MIB, stream=2), Inserted(OP, 3, stream=2), Inserted(FREE, 7))
+    joined = Operation("aten.cat.default", ((F32, F32),), (), (F32,))
+    program = replace(program_of(step, step), edits=(Edit(0, 3, rows),), extra_operations=(joined,))
+    timeline = simulate_memory(program, profile_of(kernels=measured(joined, 3 * MIB, 2 * MIB, -2)))
+    columns = timeline.history[-1][1]
+    assert columns.request_bytes.tolist() == [4 * MIB, 0, 3 * MIB, 2 * MIB, 0, 0]
+    assert columns.stream.tolist()[2:4] == [2, 2]
+    assert timeline.peak_allocated_bytes == 5 * MIB
+    assert timeline.peak_kind_bytes[StorageKind.TEMPORARY] == 2 * MIB
+
+
 def gathering_program(stream: int) -> Program:
     """Two layers of 12 MiB of activations; before each, 16 and then 14 MiB are gathered on that stream and copied into
     16 MiB of parameters, which its end gives up.

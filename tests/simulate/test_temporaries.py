@@ -21,6 +21,22 @@ def attention_backward(name: str, dtype: str, query: tuple[int, ...], key: tuple
     return Operation(f"aten.{name}.default", (q, q, k, k), (), (q, k, k))
 
 
+def split_copy(dtype: str, ranks: int, *columns: int) -> Operation:
+    """Of each rank's row into a tensor of so many columns."""
+    whole, parts = T(f"{dtype}[{ranks},{sum(columns)}]"), tuple(T(f"{dtype}[{ranks},{each}]") for each in columns)
+    return Operation("aten.split_with_sizes_copy.out", (whole, columns, 1), (("out", parts),), parts)
+
+
+def chunk_cat(dtype: str, ranks: int, *gradients: str) -> Operation:
+    """Into a row a rank, of rows rounded up."""
+    tensors = tuple(map(T, gradients))
+    columns = sum(-(-each.shape[0] // ranks) * each.numel // each.shape[0] for each in tensors)
+    out = T(f"{dtype}[{ranks},{columns}]")
+    return Operation("aten._chunk_cat.out", (tensors, 0, ranks), (("out", out),), (out,))
+
+
+BLOCK = ("[64]", "[64,64]", "[64,64]", "[64,64]", "[64,64]", "[64]", "[256,64]", "[64,256]")
+
 RECORDED = {
     "softmax backward multiplies into a temporary": (
         Operation(
@@ -93,6 +109,11 @@ RECORDED = {
         Operation("aten.sum.dim_IntList", (T("bfloat16[2,512,1024]"), (0, 1), True), (), (T("bfloat16[1,1,1024]"),)),
         (2048, 8388608, 32, -3, -2),
     ),
+    "copy out of what is gathered": (split_copy("float32", 2, 16384, 2048, 32, 16384), (688, -1)),
+    "copy out of a block": (split_copy("float32", 2, 32, 2048, 2048, 2048, 2048, 32, 8192, 8192), (664, -1)),
+    "copy out in bfloat16": (split_copy("bfloat16", 2, 32, 2048, 2048, 2048, 2048, 32, 8192, 8192), (472, -1)),
+    "gradients joined": (chunk_cat("float32", 2, *(f"float32{shape}" for shape in BLOCK)), (800, -1)),
+    "gradients joined and cast": (chunk_cat("float32", 2, *(f"bfloat16{shape}" for shape in BLOCK)), (800, -1)),
     "column sum over 512 rows": (
         Operation("aten.sum.dim_IntList", (T("bfloat16[512,768]"), (0,), True), (), (T("bfloat16[1,768]"),)),
         (),
@@ -131,6 +152,23 @@ def test_embedding_backward_of_many_tokens_sorts() -> None:
         65536, 65536, 4 * 50257 * 64, 65536, 8, 65536, 65536, 8, 8 * partial_sums, 4 * partial_sums * 64,
     )  # fmt: skip
     assert sorted(-step for step in script[10:]) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_large_copies_loop() -> None:
+    """4 rows of 2**28 bytes would take 125 times 132 x 16 x 2 blocks of 2 KiB: a block does 4 rows, of each 32 times."""
+    script = script_by_rule(split_copy("float32", 4, 2**26, 2**10), 132)
+    assert script == (8 * (4 * 2 + 1 + 2**28 // (2048 * 32) + 1), -1)
+
+
+def test_joined_gradients_are_padded_and_never_loop() -> None:
+    """7 rows over 4 ranks are 2 each."""
+    script = script_by_rule(chunk_cat("float32", 4, "float32[7,1024]", "float32[4,1048576]"), 132)
+    assert script == (8 * (6 * 2 + 2 + 4 + 2048), -1)
+
+
+def test_gradients_joined_with_another_cast_need_no_table() -> None:
+    assert script_by_rule(chunk_cat("bfloat16", 2, "float32[64,64]"), 132) == ()
+    assert script_by_rule(chunk_cat("float32", 2, "float16[64,64]"), 132) == ()
 
 
 def test_gradient_norms_of_a_list_share_one_buffer() -> None:
