@@ -8,21 +8,22 @@ and tail_share are those with which they take what was measured: the function th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
 from perfmodel.cost.collectives import RINGS
-from perfmodel.cost.contention import PAUSE, Slowdown
+from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling
 from perfmodel.simulate.device import Device, Item
 
-COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # coarse; then by REFINED around the best, and by FINEST
+COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
 COMMUNICATION_FACTORS = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7)
 TAIL_SHARES = (0.02, 0.1, 0.3, 0.6, 1.0)
-REFINED = (0.85, 0.93, 1.0, 1.07, 1.15)
-FINEST = (0.95, 0.975, 1.0, 1.025, 1.05)
+BOUNDS = ((1.0, None), (1.0, None), (0.01, 1.0))
+MOST_TRIALS, FINEST = 80, 1e-3
+NEARBY = (0.97, 1.0, 1.03)
 LOOP_KERNELS = 8  # at least; enough for LOOP_COLLECTIVES
 LOOP_COLLECTIVES = 6
 
@@ -53,7 +54,8 @@ def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling
         if kernel in KIND_OF_KERNEL and collective in RINGS:
             by_kind.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
     return {
-        kind: _pause(pairs.values()) if kind == PAUSE else _fit_kind(pairs) for kind, pairs in sorted(by_kind.items())
+        kind: _pause(pairs.values()) if kind == PAUSE else _fit_kind(pairs, kind != LIST)
+        for kind, pairs in sorted(by_kind.items())
     }
 
 
@@ -78,33 +80,40 @@ def fit_own_couplings(records: Mapping[str, Mapping[str, ContentionRecord]]) -> 
     return {key: _fit(list(pairs.values()), []) for key, pairs in records.items() if pairs}
 
 
-def _fit_kind(pairs: Mapping[str, ContentionRecord]) -> Coupling:
+def _fit_kind(pairs: Mapping[str, ContentionRecord], is_one: bool) -> Coupling:
     fitted = [pairs[key] for key in _fitted(pairs)] or list(pairs.values())
-    return _fit(fitted, [record for record in pairs.values() if record not in fitted])
+    return _fit(fitted, [record for record in pairs.values() if record not in fitted], is_one)
 
 
-def _fit(fitted: list[ContentionRecord], others: list[ContentionRecord]) -> Coupling:
-    """others: held out."""
-    best = _best(product(COMPUTE_FACTORS, COMMUNICATION_FACTORS, TAIL_SHARES), fitted)
-    for factors in (REFINED, REFINED, FINEST):
-        best = _best(product(*([value * factor for factor in factors] for value in best)), fitted)
+def _fit(fitted: list[ContentionRecord], others: list[ContentionRecord], is_one: bool = True) -> Coupling:
+    """others: held out. is_one: a kernel, not many."""
+    from scipy.optimize import minimize
+
+    grid = product(COMPUTE_FACTORS, COMMUNICATION_FACTORS, TAIL_SHARES)
+    start = min(grid, key=lambda each: coupling_error(each, fitted, is_one))
+    best = minimize(
+        lambda each: coupling_error(tuple(each), fitted, is_one, NEARBY),
+        start,
+        method="Nelder-Mead",
+        bounds=BOUNDS,
+        options={"initial_simplex": _around(start), "maxfev": MOST_TRIALS, "xatol": FINEST, "fatol": FINEST},
+    )
+    found = tuple(map(float, best.x))
     return Coupling(
-        compute_factor=best[0],
-        communication_factor=best[1],
-        tail_share=best[2],
+        compute_factor=found[0],
+        communication_factor=found[1],
+        tail_share=found[2],
         kernel_s=fitted[0].compute_s,
-        fitted_error=coupling_error(best, fitted),
-        held_out_error=coupling_error(best, others) if others else None,
+        fitted_error=coupling_error(found, fitted, is_one, NEARBY),
+        held_out_error=coupling_error(found, others, is_one, NEARBY) if others else None,
         pairs=len(fitted) + len(others),
     )
 
 
-def _best(candidates: Iterable[tuple[float, ...]], records: list[ContentionRecord]) -> tuple[float, float, float]:
-    """Of those that are possible, the one with the least error."""
-    possible = {
-        (max(compute, 1.0), max(communication, 1.0), min(tail, 1.0)) for compute, communication, tail in candidates
-    }
-    return min(sorted(possible), key=lambda each: coupling_error(each, records))
+def _around(start: tuple[float, ...]) -> list[tuple[float, ...]]:
+    """The start, and a point away from it in each direction, none of them out of bounds."""
+    steps = (0.1, 0.15, -0.3 * start[2])
+    return [start, *(tuple(x + step * (i == j) for j, x in enumerate(start)) for i, step in enumerate(steps))]
 
 
 def _fitted(pairs: Iterable[str]) -> list[str]:
@@ -117,25 +126,38 @@ def _fitted(pairs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*reduces[:1], *reduces[-1:], *gathers[-1:]]))
 
 
-def coupling_error(coupling: tuple[float, float, float], records: Iterable[ContentionRecord]) -> float:
-    """Mean relative error of the slowed times of kernel and collective."""
+def coupling_error(
+    coupling: tuple[float, ...],
+    records: Iterable[ContentionRecord],
+    is_one: bool = True,
+    nearby: Sequence[float] = (1.0,),
+) -> float:
+    """Mean relative error of the slowed times of kernel and collective.
+
+    nearby: times the collective's own, over which loops are averaged. How many collectives fit into a kernel jumps with
+    their time in loops as even as these, where real ones vary.
+    """
     errors = []
     for record in records:
-        found = slowed_loops(record.compute_s, record.communication_s, coupling)
+        loops = [slowed_loops(record.compute_s, each * record.communication_s, coupling, is_one) for each in nearby]
+        found = np.mean(loops, axis=0)
         wanted = (record.compute_factor, record.communication_factor)
         errors += [abs(value / measured - 1) for value, measured in zip(found, wanted, strict=True)]
     return float(np.mean(errors))
 
 
-def slowed_loops(compute_s: float, communication_s: float, coupling: tuple[float, float, float]) -> tuple[float, float]:
+def slowed_loops(
+    compute_s: float, communication_s: float, coupling: tuple[float, ...], is_one: bool = True
+) -> tuple[float, float]:
     """Average time of each over its time alone, when both are repeated without pause side by side.
 
-    coupling: compute_factor, communication_factor, tail_share.
+    coupling: compute_factor, communication_factor, tail_share. is_one: what computes is a kernel, not many.
     """
     compute_factor, communication_factor, tail_share = coupling
     count = max(LOOP_KERNELS, int(np.ceil(LOOP_COLLECTIVES * communication_s * communication_factor / compute_s)))
     ones = np.ones(count)
-    slowdown = Slowdown(compute_factor * ones, communication_factor * ones, tail_share * compute_s * ones)
+    tail_s = tail_share * compute_s * ones
+    slowdown = Slowdown(compute_factor * ones, communication_factor * ones, tail_s, tail_s if is_one else None)
     device = Device(0.0, [slowdown], count)
     device.reserve(count)
     device.issue(np.zeros(count), compute_s * ones)

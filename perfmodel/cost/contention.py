@@ -10,6 +10,11 @@ longer one runs, the longer a collective may have to wait for it. Products are t
 what lies between takes its coupling by the logarithm of its time. Both are stand-ins: waves depend on the kernel, as
 does whether each multiprocessor works on one block until the product ends. An operator that was itself measured beside
 collectives takes its own coupling.
+
+Blocks do not move. Those handed out beside a collective stay on the multiprocessors that they share with it, or crowd
+the others, also after it has ended: the wave of blocks that is on keeps its pace to its end. (Of a product that takes
+155 us alone, and whose first 130 us lay beside a gather, H200s took 210 us, where a factor that holds only while both
+run, as measured in long loops, makes it 180.) A wave is taken to last as long as the last one, the tail.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.program.program import Program
 from perfmodel.workload.keys import kernel_key
 
+LIST = "optimizer"  # many kernels, each placed anew
+
 # By cost class: the measured kind whose needs are nearest.
 KIND_OF = {
     "attention": "attention",
@@ -31,7 +38,7 @@ KIND_OF = {
     "batch": "row",
     "reduction": "row",
     "column": "row",
-    "optimizer": "optimizer",
+    "optimizer": LIST,
     "gemm": "gemm",
     "convolution": "convolution",
 }
@@ -46,12 +53,14 @@ class Slowdown:
 
     Columns by entry. compute_factor, communication_factor: at least 1. tail_s: of the entry's seconds alone the last
     ones, in which all its blocks have been handed to multiprocessors: an item that arrives earlier waits until then.
-    Infinite where it never waits.
+    Infinite where it never waits. wave_s: seconds alone of a wave of the entry's blocks; None or 0 where what slows it
+    does not outlast the item.
     """
 
     compute_factor: np.ndarray
     communication_factor: np.ndarray
     tail_s: np.ndarray
+    wave_s: np.ndarray | None = None
 
 
 def operator_kind(cost: KernelCost, is_list: bool) -> str:
@@ -61,7 +70,7 @@ def operator_kind(cost: KernelCost, is_list: bool) -> str:
     """
     kind = KIND_OF.get(cost.kind.split("_")[0], OTHERWISE)
     if kind != "gemm":
-        return "optimizer" if is_list else kind
+        return LIST if is_list else kind
     return _product_kind(cost)
 
 
@@ -126,13 +135,14 @@ def _slowdown(
         for kind, key, cost in zip(kinds, keys, costs, strict=True)
     ]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
-    return Slowdown(compute, communication, tail * duration_s)
+    is_one = np.array([kind != LIST for kind in kinds])[operation]
+    return Slowdown(compute, communication, tail * duration_s, np.where(is_one, tail, 0.0) * duration_s)
 
 
 def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[float, float, float]:
     """compute_factor, communication_factor and tail_share of an operator of that kind, its pauses among its time."""
     pause = interconnect.couplings.get(PAUSE)
-    if pause is None or cost.time_s <= 0 or kind == "optimizer":  # measured with as many kernels as it has
+    if pause is None or cost.time_s <= 0 or kind == LIST:  # measured with as many kernels as it has
         return _coupling(kind, cost.time_s, interconnect, 0.0)
     pause_s = (pause.compute_factor - 1) * pause.kernel_s
     compute, communication, tail = _coupling(kind, cost.time_s, interconnect, pause_s)

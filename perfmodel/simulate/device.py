@@ -8,8 +8,9 @@ max-plus recurrence over many entries at once:
 A lane (another stream) runs its items, collectives and kernels, one after another. While one runs, it and the compute
 stream slow each other: an entry takes ``compute_factor`` times as long, and the item advances at
 1 / ``communication_factor``. Rates are constant between the points where such an item starts or ends; there the pass is
-cut and the entry that straddles the point goes on with what is left of it. An item of no kind (its contention is
-not known) neither slows anything nor is slowed: its end is known as soon as its start is.
+cut and the entry that straddles the point goes on with what is left of it, and, where an item has ended, with the pace
+of the blocks that are on. An item of no kind (its contention is not known) neither slows anything nor is slowed: its
+end is known as soon as its start is.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class Device:
         self._cuts: list[int] = []  # entries before which a pass must end, ascending
         self._free_s = 0.0
         self._begun_s: float | None = None  # start of the entry that is on, if a pass was cut inside it
+        self._kept_s, self._kept_factor = 0.0, 1.0  # seconds alone of it that take at least so many times as long
 
     @property
     def issued(self) -> int:
@@ -217,21 +219,26 @@ class Device:
         if running or starts_s:
             stop = min(stop, self.done + CHUNK)
         part = slice(self.done, stop)
-        duration_s = self._left_s[part] * self._compute_factor(running, part)
+        factor = self._compute_factor(running, part)
+        duration_s = self._left_s[part] * factor
+        duration_s[0] += self._kept_s * max(self._kept_factor - factor[0], 0.0)
         total_s = np.cumsum(duration_s)
         ready_s = self._ready_s[part].copy()
         ready_s[0] = max(ready_s[0], self._free_s)
         end_s = total_s + np.maximum.accumulate(ready_s - (total_s - duration_s))
         start_s = end_s - duration_s
         ends_s = [self._end_of(lane, start_s, end_s, part) for lane in running]
+        kinds = [lane.running.kind for lane in running if lane.running is not None]
         event_s = min([*starts_s, *ends_s], default=np.inf)
         whole = int(np.searchsorted(end_s, event_s, side="right"))
         stop_s = min(event_s, float(end_s[-1]))
+        ended = [kind for kind, over_s in zip(kinds, ends_s, strict=True) if over_s <= stop_s]
         for lane, over_s in zip(running, ends_s, strict=True):
             self._advance(lane, self._work_until(lane, start_s, end_s, part, stop_s), stop_s, over_s <= stop_s)
         self._finish_entries(start_s[:whole], end_s[:whole])
         if whole < len(end_s):
-            self._split(float(start_s[whole]), float(duration_s[whole]), event_s)
+            self._split(float(start_s[whole]), event_s, float(factor[whole]))
+            self._keep_pace(ended)
 
     def _finish_entries(self, start_s: np.ndarray, end_s: np.ndarray) -> None:
         if not len(end_s):
@@ -240,23 +247,41 @@ class Device:
         self.start_s[part], self.end_s[part] = start_s, end_s
         if self._begun_s is not None:
             self.start_s[self.done], self._begun_s = self._begun_s, None
+            self._kept_s, self._kept_factor = 0.0, 1.0
         self.done = part.stop
         self._free_s = float(end_s[-1])
 
-    def _split(self, start_s: float, duration_s: float, event_s: float) -> None:
+    def _split(self, start_s: float, event_s: float, factor: float) -> None:
         """The entry that is on, or not begun, when the rates change."""
         self._free_s = event_s
         if start_s >= event_s:
             return
         if self._begun_s is None:
             self._begun_s = start_s
-        self._left_s[self.done] *= 1 - (event_s - start_s) / duration_s
+        kept_factor = max(self._kept_factor, factor)
+        kept_s = min(self._kept_s, (event_s - start_s) / kept_factor)
+        self._kept_s -= kept_s
+        self._left_s[self.done] -= kept_s + (event_s - start_s - kept_s * kept_factor) / factor
+
+    def _keep_pace(self, ended: list[int]) -> None:
+        """The wave of blocks that is on stays as slow as items of these kinds made it.
+
+        Waves follow each other without pause, and the last ends with the entry.
+        """
+        if self._begun_s is None:
+            return
+        column = self.done % self._step_entries
+        for slowdown in (self._slowdowns[kind] for kind in ended):
+            wave_s = 0.0 if slowdown.wave_s is None else float(slowdown.wave_s[column])
+            if wave_s > 0:
+                self._kept_factor = max(self._kept_factor, float(slowdown.compute_factor[column]))
+                self._kept_s = max(self._kept_s, float(self._left_s[self.done]) % wave_s)
 
     def _columns(self, part: slice) -> np.ndarray:
         return np.arange(part.start, part.stop) % self._step_entries
 
-    def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray | float:
-        factor: np.ndarray | float = 1.0
+    def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray:
+        factor = np.ones(part.stop - part.start)
         for lane in running:
             if lane.running is not None:
                 factor = factor * self._slowdowns[lane.running.kind].compute_factor[self._columns(part)]

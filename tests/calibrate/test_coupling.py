@@ -91,7 +91,7 @@ def test_a_kernels_own_coupling_is_found_from_a_long_and_a_short_collective(
     found = fit_own_couplings({"some kernel": pairs, "none": {}})
     assert list(found) == ["some kernel"]
     own = found["some kernel"]
-    assert (own.compute_factor, own.communication_factor) == pytest.approx(coupling[:2], rel=0.08)
+    assert (own.compute_factor, own.communication_factor) == pytest.approx(coupling[:2], rel=0.12)
     assert own.fitted_error < 0.02
     assert (own.pairs, own.held_out_error, own.kernel_s) == (2, None, kernel_s)
 

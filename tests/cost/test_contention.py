@@ -69,6 +69,17 @@ def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
     assert first.compute_factor.tolist() == [1.25, 1.1, 1.25]
     assert first.communication_factor.tolist() == [1.5, 2.0, 1.5]
     assert first.tail_s.tolist() == [5.0, 20.0, 15.0]
+    assert first.wave_s is not None
+    assert first.wave_s.tolist() == first.tail_s.tolist()
+
+
+def test_the_kernels_of_a_list_are_placed_one_by_one() -> None:
+    program = replace(program_of(("optimizer", -1, ops(0))), collectives=(Collective("all_reduce", "float32", 4, 2),))
+    known = wired(optimizer=(1.25, 1.5, 0.5))
+    (found,) = slowdowns(program, [cost("optimizer")], np.array([0]), np.array([10.0]), [known])
+    assert found.tail_s.tolist() == [5.0]
+    assert found.wave_s is not None
+    assert found.wave_s.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 
-Slowed = tuple[list[float], list[float], list[float]]
+Slowed = tuple[list[float], ...]
 
 WIRE = 1
 INF = float("inf")
@@ -47,8 +47,8 @@ def run(
     simulator=None,
     sharing: dict[int, Slowed] | None = None,
 ) -> Timeline:
-    """slowed: by collective, compute factor, communication factor and tail of each operation. host_s: of each
-    instruction. sharing: likewise, by operation of another stream.
+    """slowed: by collective, compute factor, communication factor, tail and (if any keeps its pace) wave of each
+    operation. host_s: of each instruction. sharing: likewise, by operation of another stream.
     """
     launched = np.array([1 if seconds > 0 else 0 for seconds in device_s])
     operation = program.instructions.a[launched_positions(program, launched)]

@@ -87,6 +87,20 @@ def test_a_collective_that_arrives_within_a_kernel_waits_for_its_tail() -> None:
     assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(6.0)]
 
 
+@pytest.mark.parametrize(
+    ("wave_s", "lasting_s"),
+    [
+        (0.0, 14.0),  # 4 of its 10 done beside the collective, in 8 s, and 6 after it
+        (4.0, 16.0),  # the first 2 of these 6 end a wave that began beside the collective
+        (10.0, 20.0),  # all its blocks were handed out beside it
+    ],
+)
+def test_the_wave_of_blocks_that_is_on_keeps_its_pace(wave_s: float, lasting_s: float) -> None:
+    timeline = run(overlapped(0, 0, at=1), [10.0], [8.0], [([2.0], [1.0], [INF], [wave_s])])
+    assert timeline.communications[0].end_s - timeline.end_s[0] == near(8.0)
+    assert timeline.end_s[1] - timeline.start_s[1] == near(lasting_s)
+
+
 def test_one_clock_waits_for_what_runs_beside_it() -> None:
     timeline = run(overlapped(0, 1, at=1), [10.0, 2.0], [5.0], simulator=simulate_one_clock)
     assert timeline.step_time_s == near(15.0)
