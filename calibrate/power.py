@@ -31,6 +31,7 @@ BESIDE = (2, 8)  # products a round
 ROUND_S = 2e-3  # of a kind's own calls in a round
 AHEAD = 6  # rounds that the host may be ahead
 IDLE_S = 0.4
+REST_S = 0.5  # after which a clock that work has lowered is back: products keep it down for calls that follow them
 ARITHMETIC_CLASSES = ("gemm", "attention_forward", "attention_backward", "convolution_forward")
 
 
@@ -100,6 +101,8 @@ def _alone(managed: nvml.Nvml, bench: Bench, jobs: Mapping[str, Job]) -> tuple[d
     found: dict[str, float] = {}
     clocks_hz: list[float] = []
     for name, item in jobs.items():
+        torch.cuda.synchronize()
+        time.sleep(REST_S)
         record, _ = bench.time(item)
         clock_hz = managed.clock_hz()
         found |= {} if record.time_s is None else {name: record.time_s}
