@@ -149,7 +149,9 @@ def _refuse_strangers(interconnect: str | None) -> None:
 )
 @click.option("--base", metavar="NAME", help="Take kernels from this profile of the same GPU; measure the host alone.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
-@click.option("--only", multiple=True, metavar="KEY", help="Measure just this kernel key, or power, again; repeatable.")
+@click.option(
+    "--only", multiple=True, metavar="KEY", help="Measure just this kernel key again, or power, or waiting; repeatable."
+)
 @click.option(
     "--budget",
     "budget_s",

@@ -16,6 +16,7 @@ import numpy as np
 from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling
+from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device import Device, Item
 
 COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
@@ -158,7 +159,7 @@ def slowed_loops(
     ones = np.ones(count)
     tail_s = tail_share * compute_s * ones
     slowdown = Slowdown(compute_factor * ones, communication_factor * ones, tail_s, tail_s if is_one else None)
-    device = Device(0.0, [slowdown], count)
+    device = Device(Launch(), [slowdown], count)
     device.reserve(count)
     device.issue(np.zeros(count), compute_s * ones)
     lasting_s = count * compute_s * compute_factor

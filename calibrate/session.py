@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -12,10 +11,11 @@ from typing import Any
 import torch
 
 from calibrate import machine, sentinels
+from calibrate.closing import closing_report
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
-from calibrate.measuring import OUT_OF_MEMORY, Bench, failure, observe_jobs, time_jobs, unobserved
+from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
 from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
@@ -33,12 +33,11 @@ KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 NEAR = 0.5  # of the device time: below, the device is what takes long
-POWER = "power"  # the stage that --only may name
+POWER, WAITING = "power", "waiting"  # stages that --only may name
 SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
 SAME_MACHINE = (*SAME_DEVICE, "cpu")
 
 Wanted = list[tuple[Scenario, Trace, list[Job]]]  # with all jobs of the trace
-LISTED = 20
 
 
 def calibrate(
@@ -74,7 +73,7 @@ def calibrate(
         The profile's name; by default the file's.
     only : sequence of str, optional
         Measure just these kernel keys again, which the file (or a scenario, or the grid) knows; ``power`` names what
-        work draws and how a lowered clock slows it.
+        work draws and how a lowered clock slows it, ``waiting`` what kernels take more while other streams wait.
     progress : bool
         Show a bar and the closing report on standard error.
     budget_s : float, optional
@@ -237,6 +236,13 @@ class _Session:
             self._note("launch", {"empty_kernel_s": spacing_s})
             self.draft.update(launch=launch_constants(stopwatch, spacing_s))
 
+    def _waiting(self) -> None:
+        if self.device == "cuda":
+            from calibrate.constants import waiting_gaps_s
+
+            gaps_s = waiting_gaps_s(CudaStream())
+            self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
+
     def _cache(self, bench: Bench, stopwatch: CudaStopwatch) -> None:
         from calibrate.cache import measure_cache
 
@@ -325,11 +331,13 @@ class _Session:
 
     def _again(self, bench: Bench, only: Sequence[str], wanted: Wanted) -> None:
         known = [*self.draft.jobs.values(), *(item for _, _, jobs in wanted for item in jobs)]
-        jobs = chosen(known, [key for key in only if key != POWER])
+        jobs = chosen(known, [key for key in only if key not in (POWER, WAITING)])
         self._soak(bench, SHORT_SOAK_S)
         time_jobs(bench, jobs, self.draft, self.progress, "again")
         if POWER in only:
             self._stage(POWER, lambda: self._power(bench))
+        if WAITING in only:
+            self._stage(WAITING, self._waiting)
 
     # after all timing
 
@@ -389,31 +397,3 @@ class _Session:
     def _report(self) -> None:
         for line in closing_report(self.draft, self._lines, self._left_out, time.monotonic() - self._began_s):
             self.progress.say(line)
-
-
-def closing_report(draft: Draft, lines: Sequence[str], left_out: int, spent_s: float) -> list[str]:
-    """What was measured, what could not be, what is unstable, and the command to run next."""
-    command = f"perfmodel calibrate --output {shlex.quote(str(draft.path))}"
-    origins = [record.origin for record in draft.kernels.values() if record.error is None]
-    found = [
-        f"{draft.path}: {origins.count('grid')} grid keys, {origins.count('scenario')} scenario keys,"
-        f" {len(draft.profile.curves)} curves, {len(draft.profile.host)} host costs, in {format_seconds(spent_s)}",
-        *lines,
-    ]
-    failed = draft.failed()
-    memory = [key for key, reason in failed.items() if reason == OUT_OF_MEMORY]
-    found += _listed("ran out of memory", memory)
-    found += _listed("not measured", [f"{key}: {reason}" for key, reason in failed.items() if reason != OUT_OF_MEMORY])
-    if left_out:
-        found.append(f"{left_out} grid keys were left out for time. Go on with: {command} --resume")
-    found += sentinels.drift_lines(draft.profile)
-    unstable = draft.unstable()
-    found += _listed("unstable", [f"{command} --only {shlex.quote(key)}" for key in unstable])
-    return found
-
-
-def _listed(title: str, items: Sequence[str]) -> list[str]:
-    if not items:
-        return []
-    more = [f"  and {len(items) - LISTED} more, in the profile"] if len(items) > LISTED else []
-    return [f"{title}: {len(items)}", *(f"  {item}" for item in items[:LISTED]), *more]

@@ -57,12 +57,20 @@ class Launch(_Section):
     gap_s: between the end of one kernel and the start of another in a busy stream (contained in kernel times).
     queue_depth: launches a host may run ahead of the device before it is held back.
     synchronize_s: from the last kernel's end to the host going on after it waited for it.
+    waiting_gap_s: what a kernel of a busy stream takes more while one, two, ... other streams wait for an event; the
+    last holds for more of them. Empty where not measured.
     """
 
     latency_s: NotNegative = 0.0
     gap_s: NotNegative = 0.0
     queue_depth: Annotated[int, Field(ge=1)] = 1024
     synchronize_s: NotNegative = 0.0
+    waiting_gap_s: tuple[NotNegative, ...] = ()
+
+    def gap_beside_s(self, waiting: int) -> float:
+        """What a kernel takes more while so many other streams wait."""
+        known = min(waiting, len(self.waiting_gap_s))
+        return self.waiting_gap_s[known - 1] if known else 0.0
 
 
 class Cache(_Section):

@@ -60,6 +60,9 @@ def _machine(profile: Profile) -> Table:
         f"latency {format_seconds(launch.latency_s)}, gap {format_seconds(launch.gap_s)}, "
         f"queue {launch.queue_depth}, synchronise {format_seconds(launch.synchronize_s)}",
     )
+    if launch.waiting_gap_s:
+        gaps = (f"{format_seconds(gap_s)} beside {n}" for n, gap_s in enumerate(launch.waiting_gap_s, 1))
+        table.add_row("waiting streams", f"longer gaps: {', '.join(gaps)}")
     measured = [record for record in profile.kernels.values() if record.time_s is not None]
     grid = sum(record.origin == "grid" for record in measured)
     failed = len(profile.kernels) - len(measured)

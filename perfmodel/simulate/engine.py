@@ -52,7 +52,7 @@ class _Rank:
         self._group = [collective.group for collective in program.collectives]
         self.work, self.launch = work, launch
         entries = len(work.position)
-        self.device = Device(launch.latency_s, list(work.slowdowns), entries)
+        self.device = Device(launch, list(work.slowdowns), entries, work.kernels)
         self.device.reserve(steps * entries)
         self.issue_s = np.zeros(steps * entries)
         before = np.arange(steps) * work.launched_kernels

@@ -95,6 +95,11 @@ def communication_warnings(
     for name, ranks, text in dict.fromkeys(words):
         yield f"{text}: `perfmodel calibrate --interconnect {name} --ranks {ranks} --scenario FILE` measures them"
     calls = [call for call in program.instructions.calls if call.startswith(OF_SHARDING)]
+    if calls and profile.device.kind == "cuda" and not profile.launch.waiting_gap_s:
+        yield (
+            "the profile has no waiting_gap_s (kernels are taken to follow each other as closely while other streams "
+            "wait): `perfmodel calibrate --only waiting` measures it"
+        )
     for name, interconnect in {route.name: route.interconnect for route in routes}.items():
         missing = list(_missing(profile, interconnect, name == own))
         if name == own and interconnect.host and any(call not in interconnect.host for call in calls):

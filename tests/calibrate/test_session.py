@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from calibrate import draft, machine, session
+from calibrate.closing import closing_report
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.measuring import Bench, failure
 from calibrate.progress import Progress
@@ -200,7 +201,7 @@ def test_unstable_keys_come_with_the_command_that_repeats_them() -> None:
     device = machine.device_section("cpu")
     kept = draft.Draft(Path("p.json"), Profile(name="p", device=device), kernels={"a(b, c)": record, "d": stable})
     assert kept.unstable() == ("a(b, c)",)
-    report = session.closing_report(kept, [], 0, 1.0)
+    report = closing_report(kept, [], 0, 1.0)
     assert report[-2:] == ["unstable: 1", "  perfmodel calibrate --output p.json --only 'a(b, c)'"]
 
 
@@ -232,10 +233,13 @@ def test_power_can_be_measured_again_and_is_where_nothing_was_read(
     session.calibrate(path, "cpu", progress=False)
     measured: list[str] = []
     monkeypatch.setattr(session._Session, "_power", lambda self, bench: measured.append("power"))
+    monkeypatch.setattr(session._Session, "_waiting", lambda self: measured.append("waiting"))
     session.calibrate(path, "cpu", resume=True, progress=False)
     assert measured == []
     session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
     assert measured == ["power"]
+    session.calibrate(path, "cpu", only=["waiting"], progress=False)
+    assert measured == ["power", "waiting"]
     on_gpu = session._Session(draft.Draft.load(path), "cuda", Progress(False), 0.0, False)
     assert on_gpu._is_done("grid")
     assert not on_gpu._is_done("power")

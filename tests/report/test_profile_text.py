@@ -28,7 +28,7 @@ PROFILE = Profile(
         peak_flops_per_s={"fp32": 67e12},
         peak_memory_bytes_per_s=4.8e12,
     ),
-    launch=Launch(latency_s=5e-6, gap_s=1e-6, queue_depth=1024, synchronize_s=2e-5),
+    launch=Launch(latency_s=5e-6, gap_s=1e-6, queue_depth=1024, synchronize_s=2e-5, waiting_gap_s=(0.0, 1e-6)),
     kernels={
         "a": KernelRecord(time_s=1.0, origin="grid"),
         "b": KernelRecord(time_s=1.0),
@@ -52,6 +52,7 @@ memory                1 GiB
 datasheet bandwidth   4.8 TB/s
 datasheet fp32        67 TFLOP/s
 launch                latency 5 us, gap 1 us, queue 1024, synchronise 20 us
+waiting streams       longer gaps: 0 ns beside 1, 1 us beside 2
 kernels               1 of the grid, 1 for scenarios, 1 that failed
 host costs            1
 torch                 2.11

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Edit, Inserted, Program
+from perfmodel.simulate.device import Device, Item
 from perfmodel.simulate.one_clock import simulate_one_clock
 
 from .steps import ops, program_of
@@ -99,6 +102,21 @@ def test_the_wave_of_blocks_that_is_on_keeps_its_pace(wave_s: float, lasting_s: 
     timeline = run(overlapped(0, 0, at=1), [10.0], [8.0], [([2.0], [1.0], [INF], [wave_s])])
     assert timeline.communications[0].end_s - timeline.end_s[0] == near(8.0)
     assert timeline.end_s[1] - timeline.start_s[1] == near(lasting_s)
+
+
+@given(
+    kernel_s=st.floats(1e-5, 1e-3), factors=st.tuples(*[st.floats(1.0, 2.0)] * 2), wave=st.floats(0.05, 1.0),
+    begins_s=st.floats(0.0, 5.0),
+)  # fmt: skip
+def test_no_pace_is_kept_of_a_kernel_that_ended_with_the_collective(kernel_s, factors, wave, begins_s) -> None:
+    """But for rounding, by which a moment of it may seem to be left, or less than nothing."""
+    slowdown = Slowdown(*(np.full(3, value) for value in (*factors, INF, wave * kernel_s)))
+    device = Device(Launch(), [slowdown], 3)
+    device.reserve(3)
+    device.issue(np.full(3, begins_s), np.full(3, kernel_s))
+    device.add(Item(1, kernel_s * factors[0] / factors[1], 0, begins_s))
+    device.run_all()
+    assert device.end_s[2] == pytest.approx(begins_s + kernel_s * (factors[0] + 2), abs=1e-6 * kernel_s + 1e-12)
 
 
 def test_one_clock_waits_for_what_runs_beside_it() -> None:

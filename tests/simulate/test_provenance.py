@@ -9,6 +9,7 @@ import pytest
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.groups import Route
 from perfmodel.hardware.interconnect import CallRecord, Coupling, Interconnect
+from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
 from perfmodel.simulate.provenance import collective_shares, communication_warnings, kernel_shares, kernel_warnings
 from perfmodel.simulate.timeline import Communication
@@ -72,8 +73,13 @@ def test_calls_of_fully_shard_that_were_not_measured_are_named(measured: dict[st
     wires = Interconnect.model_validate({"backend": "nccl", **known})
     calls = Edit(0, 0, (Inserted(HOST, call="fsdp forward group"),))
     sharded = replace(program(SIZE), edits=(calls,))
-    found = list(communication_warnings(sharded, [EXACT], [Route("w", wires)], profile(), "w"))
+    waiting = Launch(waiting_gap_s=(0.0, 1e-6))
+    told = profile().model_copy(update={"launch": waiting})
+    found = list(communication_warnings(sharded, [EXACT], [Route("w", wires)], told, "w"))
     assert ["no times of fully_shard's hooks" in each for each in found] == [True] * warns
+    (first, *others) = communication_warnings(sharded, [EXACT], [Route("w", wires)], profile(), "w")
+    assert "no waiting_gap_s" in first
+    assert others == found
 
 
 def test_a_cpu_needs_neither_couplings_nor_memory() -> None:
