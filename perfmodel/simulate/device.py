@@ -322,10 +322,11 @@ class Device:
         )
 
     def _arrivals_s(self) -> list[float]:
-        """From when more items wait, if that matters."""
+        """From when more items wait, or fewer for what is known to end, if that matters."""
         if not self._launch.waiting_gap_s:
             return []
-        return [item.ready_s for item in self._waiting() if item.ready_s > self._free_s]
+        known = ([item.ready_s, *(each.end_s for each in item.after_items)] for item in self._waiting())
+        return [time_s for times_s in known for time_s in times_s if time_s > self._free_s]
 
     def _rates(self, item: Item, part: slice) -> np.ndarray:
         return np.asarray(1 / self._slowdowns[item.kind].communication_factor[self._columns(part)])
