@@ -36,7 +36,7 @@ cpu: .venv/test.stamp
 traces: .venv/test.stamp
 	PYTHONPATH=. $(BIN)/python .ci/traces.py
 
-# The curves of the shipped profiles, from the records in them.
+# Curves, power and couplings of the shipped profiles, from the records in them; some minutes.
 curves: .venv/test.stamp
 	PYTHONPATH=. $(BIN)/python .ci/curves.py
 
