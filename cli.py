@@ -127,7 +127,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     """Options of calibrate that were given and would do nothing."""
     source = click.get_current_context().get_parameter_source
     alone = interconnect is None
-    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "base", "only", "resume", "quiet"):
+    for name in ("ranks", "nnodes", "rdzv", "timeout_s") if alone else ("name", "base", "resume", "quiet"):
         if source(name) is not ParameterSource.DEFAULT:
             rule, remedy = ("be given with", "Give both") if alone else ("not be given with", "Leave one out")
             got = "none" if alone else interconnect
@@ -150,7 +150,10 @@ def _refuse_strangers(interconnect: str | None) -> None:
 @click.option("--base", metavar="NAME", help="Take kernels from this profile of the same GPU; measure the host alone.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
 @click.option(
-    "--only", multiple=True, metavar="KEY", help="Measure just this kernel key again, or power, or waiting; repeatable."
+    "--only",
+    multiple=True,
+    metavar="KEY",
+    help="Measure just this kernel key again, or power, or waiting, or a stage of an interconnect; repeatable.",
 )
 @click.option(
     "--budget",
@@ -196,7 +199,7 @@ def calibrate(
     if interconnect is not None:
         with _torch_needed("calibrate"):
             from calibrate.interconnect_session import calibrate_interconnect
-        limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s}
+        limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s, "only": only}
         machines = {"nodes": nnodes, "rendezvous": rdzv}
         if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):
             _wrote([output])

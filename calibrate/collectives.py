@@ -33,6 +33,7 @@ HOST_S = 60e-6  # a launch takes the host at most about so long; then what it to
 ATTEMPTS = 3  # at samples whose host was in time
 AGREEMENT, AGREEMENT_S = 0.05, 2e-6  # two passes that differ by more than both are settled by a third
 CALL_ROUNDS, CALL_WARM_UP = 25, 3
+ROW = 20  # calls right after each other
 CONNECTING_BYTES = (KIB, 32 * MIB)
 ELSEWHERE = "failed on another rank"
 
@@ -252,10 +253,11 @@ def record_of(passes: Sequence[Sequence[float]], origin: Literal["grid", "scenar
 
 
 def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
-    """Host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also ``async``.
+    """Host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also ``async``;
+    and of those that follow each other in a row, ``broadcast async again``, ``all_reduce async again``, ``wait again``.
 
-    Every rank measures at the same time. Before each call runs what a layer of a model runs, since a call after itself
-    finds all it needs in the processor's caches, and in a step it does not.
+    Every rank measures at the same time. Before each call, or row, runs what a layer of a model runs, since a call
+    after itself finds all it needs in the processor's caches, and in a step it does not.
     """
     part, whole = torch.zeros(1024, device=device), torch.zeros(1024 * dist.get_world_size(), device=device)
     calls: dict[str, Callable[[bool], Any]] = {
@@ -276,7 +278,28 @@ def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]
             if index >= CALL_WARM_UP:
                 reference.note(samples, seconds)
     reference.beat()
+    samples_s |= _rows(part, reference)
     return {
         name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
         for name, values_s in samples_s.items()
     }
+
+
+def _rows(tensor: torch.Tensor, reference: HostReference) -> dict[str, list[float]]:
+    """Samples of calls that come right after one like them, and of waiting for what they began."""
+    starts: dict[str, Callable[[], Any]] = {
+        "all_reduce async again": lambda: dist.all_reduce(tensor, async_op=True),
+        "broadcast async again": lambda: dist.broadcast(tensor, 0, async_op=True),
+    }
+    samples_s: dict[str, list[float]] = {name: [] for name in (*starts, "wait again")}
+    for _ in range(CALL_ROUNDS):
+        reference.beat()
+        for name, start in starts.items():
+            reference.disturb(1)
+            synchronize(tensor.device.type)
+            begun = [timed(start) for _ in range(ROW)]
+            waited_s = [timed(work.wait)[0] for _, work in begun]
+            reference.note(samples_s[name], statistics.mean(seconds for seconds, _ in begun[1:]))
+            reference.note(samples_s["wait again"], statistics.mean(waited_s[1:]))
+    reference.beat()
+    return samples_s

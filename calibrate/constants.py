@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -17,8 +17,6 @@ PROFILED = 9
 QUEUE_HOLD_S = 0.1
 QUEUE_MOST = 5000
 BLOCKED_LAUNCH_S = 1e-3  # a launch that takes longer was held back
-WAITING_KERNELS, WAITING_HOLD_S = 400, 0.02
-WAITING_ROUNDS, MOST_WAITING = 15, 4  # streams
 
 
 def empty_kernel_s(stopwatch: CudaStopwatch) -> float:
@@ -27,7 +25,7 @@ def empty_kernel_s(stopwatch: CudaStopwatch) -> float:
 
 
 def launch_constants(stopwatch: CudaStopwatch, spacing_s: float) -> Launch:
-    """Latency of a launch on an idle stream, depth of the launch queue, costs of synchronising and of waiting streams.
+    """Latency of a launch on an idle stream, depth of the launch queue, cost of synchronising.
 
     spacing_s: of :func:`empty_kernel_s`.
     """
@@ -36,36 +34,7 @@ def launch_constants(stopwatch: CudaStopwatch, spacing_s: float) -> Launch:
         latency_s=max(finished_s - spacing_s, 0.0),
         queue_depth=queue_depth(stopwatch.stream),
         synchronize_s=max(synchronized_s - finished_s, 0.0),
-        waiting_gap_s=waiting_gaps_s(stopwatch.stream),
     )
-
-
-def waiting_gaps_s(stream: Stream) -> tuple[float, ...]:
-    """What a kernel of a busy stream takes more while 1 to :data:`MOST_WAITING` other streams wait for its end."""
-    beside = [torch.cuda.Stream() for _ in range(MOST_WAITING)]
-    spacings_s: list[list[float]] = [[] for _ in range(MOST_WAITING + 1)]
-    for _ in range(WAITING_ROUNDS):  # in turns: what else changes with time meets all alike
-        for waiting, found_s in enumerate(spacings_s):
-            found_s.append(_spacing_s(stream, beside[:waiting]))
-    alone_s, *more_s = map(statistics.median, spacings_s)
-    return tuple(max(each_s - alone_s, 0.0) for each_s in more_s)
-
-
-def _spacing_s(stream: Stream, beside: Sequence[torch.cuda.Stream]) -> float:
-    """Seconds from kernel to kernel of a stream whose end the others wait for."""
-    stream.drain()
-    stream.hold(WAITING_HOLD_S)
-    first = stream.mark()
-    for _ in range(WAITING_KERNELS):
-        _empty_kernel()
-    last = stream.mark()
-    for each in beside:
-        each.wait_event(last)
-        with torch.cuda.stream(each):
-            _empty_kernel()
-    spacing_s = stream.between_s(first, last) / WAITING_KERNELS
-    stream.drain()
-    return spacing_s
 
 
 def gap_s(spacing_s: float) -> float:

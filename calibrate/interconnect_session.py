@@ -13,7 +13,7 @@ from calibrate.merging import merged
 from calibrate.own_contention import OwnKernel, collective_beside, own_kernels, together
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
@@ -35,6 +35,7 @@ def calibrate_interconnect(
     allow_import: bool = False,
     budget_s: float | None = None,
     timeout_s: float | None = None,
+    only: Sequence[str] = (),
     nodes: int = 1,
     rendezvous: str | None = None,
 ) -> Profile | None:
@@ -58,6 +59,8 @@ def calibrate_interconnect(
         beside one.
     timeout_s : float, optional
         Seconds after which all ranks are ended; if left out, :data:`TIMEOUT_S` and what the budget is above the usual.
+    only : sequence of str, optional
+        Of :data:`GENERAL`, the stages to run again; then nothing of the scenarios is measured.
     nodes, rendezvous
         See :class:`~calibrate.ranks.Launch`.
 
@@ -69,7 +72,7 @@ def calibrate_interconnect(
     Raises
     ------
     PerfModelError
-        If there is no profile there, the name is unknown, nothing is to be measured, a rank fails, or time is up. The
+        If there is no profile there, a name is unknown, nothing is to be measured, a rank fails, or time is up. The
         profile then keeps what it had, and gains what stages that ended found.
     """
     environment(name, 0, ranks)
@@ -80,13 +83,19 @@ def calibrate_interconnect(
         raise PerfModelError(
             f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device}). {remedy}."
         )
+    for stage in only:
+        if stage not in GENERAL:
+            raise PerfModelError(
+                f"--only must name a stage of an interconnect (got {stage!r}). {did_you_mean(stage, GENERAL)}"
+            )
     profile = load_profile(output)
     reference = profile.host.get("reference")
     hosts = max(nodes_of(name), nodes)
     every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
     sent = [each for each in every if each is not None]
+    sent = [] if only else sent
     exact = exact_collectives([each for one in sent for each in one.collectives if each.ranks <= ranks])
-    if budget_s == 0 and not exact:
+    if budget_s == 0 and not exact and not only:
         raise PerfModelError(
             f"--budget 0 leaves only what scenarios send over {name} among {ranks} ranks (got nothing). Give such a "
             "--scenario, or a budget."
@@ -97,7 +106,7 @@ def calibrate_interconnect(
         device,
         budget_s or BUDGET_S[device],
         exact,
-        () if budget_s == 0 else GENERAL,
+        tuple(only) or (() if budget_s == 0 else GENERAL),
         None if reference is None else reference.time_s,
         nodes=nodes,
         rendezvous=rendezvous,

@@ -208,6 +208,8 @@ class _Session:
 
     def _general_before(self, bench: Bench, stopwatch: Stopwatch) -> None:
         self._once("launch", lambda: self._launch(stopwatch))
+        if self.device == "cuda" and self._budget_s > 0:
+            self._once(WAITING, self._waiting)
         if not self._is_done("grid") and self._budget_s > 0:
             self._soak(bench, SOAK_S)
             self._sentinels(bench, "start")
@@ -237,11 +239,16 @@ class _Session:
             self.draft.update(launch=launch_constants(stopwatch, spacing_s))
 
     def _waiting(self) -> None:
-        if self.device == "cuda":
-            from calibrate.constants import waiting_gaps_s
+        """After the stage of launches, whose section of the profile it adds to."""
+        from calibrate.waiting import PROCESSES, waiting_gaps_s, waiting_spacings_s
 
-            gaps_s = waiting_gaps_s(CudaStream())
-            self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
+        if self.device != "cuda":
+            raise PerfModelError(f"--only waiting must be given with --device cuda (got {self.device}). Leave it out.")
+        self.progress.stage(WAITING, PROCESSES)
+        spacings_s = waiting_spacings_s(self.progress.advance)
+        self._note(WAITING, {"spacings_s": spacings_s})
+        gaps_s = waiting_gaps_s(spacings_s)
+        self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
 
     def _cache(self, bench: Bench, stopwatch: CudaStopwatch) -> None:
         from calibrate.cache import measure_cache

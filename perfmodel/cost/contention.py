@@ -55,13 +55,14 @@ class Slowdown:
     Columns by entry. compute_factor, communication_factor: at least 1. tail_s: of the entry's seconds alone the last
     ones, in which all its blocks have been handed to multiprocessors: an item that arrives earlier waits until then.
     Infinite where it never waits. wave_s: seconds alone of a wave of the entry's blocks; None or 0 where what slows it
-    does not outlast the item.
+    does not outlast the item. pause_s: what of compute_factor is a longer gap before each kernel.
     """
 
     compute_factor: np.ndarray
     communication_factor: np.ndarray
     tail_s: np.ndarray
     wave_s: np.ndarray | None = None
+    pause_s: float = 0.0
 
 
 def operator_kind(cost: KernelCost, is_list: bool) -> str:
@@ -137,15 +138,21 @@ def _slowdown(
     ]
     compute, communication, tail = (np.array(column)[operation] for column in zip(*found, strict=True))
     is_one = np.array([kind != LIST for kind in kinds])[operation]
-    return Slowdown(compute, communication, tail * duration_s, np.where(is_one, tail, 0.0) * duration_s)
+    wave_s = np.where(is_one, tail, 0.0) * duration_s
+    return Slowdown(compute, communication, tail * duration_s, wave_s, _pause_s(interconnect))
+
+
+def _pause_s(interconnect: Interconnect) -> float:
+    """By how much the gap before a kernel is longer beside a collective."""
+    pause = interconnect.couplings.get(PAUSE)
+    return 0.0 if pause is None else (pause.compute_factor - 1) * pause.kernel_s
 
 
 def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[float, float, float]:
     """compute_factor, communication_factor and tail_share of an operator of that kind, its pauses among its time."""
-    pause = interconnect.couplings.get(PAUSE)
-    if pause is None or cost.time_s <= 0 or kind == LIST:  # measured with as many kernels as it has
+    pause_s = _pause_s(interconnect)
+    if cost.time_s <= 0 or kind == LIST:  # measured with as many kernels as it has
         return _coupling(kind, cost.time_s, interconnect, 0.0)
-    pause_s = (pause.compute_factor - 1) * pause.kernel_s
     compute, communication, tail = _coupling(kind, cost.time_s, interconnect, pause_s)
     return compute + cost.kernels * pause_s / cost.time_s, communication, tail
 

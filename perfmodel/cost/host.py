@@ -88,6 +88,8 @@ def host_costs(
     return found
 
 
+AGAIN = " again"  # ends the name of a call that comes right after one like it
+
 # What a call consists of that was measured as a whole, where an interconnect's was not.
 _PARTS: dict[str, tuple[str, ...]] = {
     "fsdp forward group": ("all_gather", "launch", "launch"),
@@ -111,6 +113,8 @@ def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -
             f"the interconnect must have been measured for {call!r}, what the optimizer takes the host with "
             "parallelism.fsdp.offload (it was not). Measure it again with `perfmodel calibrate --interconnect`."
         )
+    if call.endswith(AGAIN):
+        return _call_seconds(call.removesuffix(AGAIN), costs, interconnect)
     if call in _PARTS:
         return sum(_call_seconds(part, costs, interconnect) for part in _PARTS[call])
     return 0.0 if call.startswith("dtensor ") else costs.seconds("call") + costs.seconds("launch")

@@ -69,6 +69,7 @@ class CallRecord(_Section):
     here is that work's own time, as it was.
 
         all_reduce, all_reduce async, wait     likewise all_gather, reduce_scatter, broadcast
+        broadcast async again, wait again      right after one like it, as in a row of them; likewise all_reduce async
         ddp forward, ddp parameter, ddp bucket what DDP adds to a step, for each parameter, for each bucket
         fsdp forward group                     what fully_shard adds to the forward of a group that it gathers, its
                                                launches and collective included; ``... parameter``: for each of these

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perfmodel.program.ddp import ddp
-from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector
+from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector, waits_in_a_row
 from perfmodel.program.fsdp import fsdp
-from perfmodel.program.program import WAIT, Inserted, Program, single_device_program
+from perfmodel.program.program import Inserted, Program, single_device_program
 from perfmodel.program.shards import sharing_of
 from perfmodel.program.zero1 import zero1
 from perfmodel.workload.ops import Operation
@@ -81,7 +81,7 @@ def _overlap(editor: Editor, scenario: Scenario) -> Program:
         editor.edit(run, event, *rows)
         marks.append(mark)
     stop = editor.program.runs[run].segment.stop
-    editor.edit(run, stop, *(Inserted(WAIT, mark, call="wait") for mark in marks))
+    editor.edit(run, stop, *waits_in_a_row(marks))
     return editor.finish()
 
 

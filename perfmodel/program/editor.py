@@ -139,6 +139,11 @@ def ready_gradients(events: StepEvents) -> list[tuple[int, int]]:
     return [(int(events.a[event]), event + 1) for event in ready.tolist()]
 
 
+def waits_in_a_row(marks: Sequence[int]) -> list[Inserted]:
+    """Of the host for collectives that it began, one after the other."""
+    return [Inserted(WAIT, mark, call="wait again" if index else "wait") for index, mark in enumerate(marks)]
+
+
 def vector(count: int, dtype: str) -> TensorSpec:
     """A flat tensor of so many elements."""
     return TensorSpec((count,), contiguous_stride((count,)), dtype)

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from perfmodel.program.clipping import clip_flat_parts
 from perfmodel.program.ddp import ddp
-from perfmodel.program.editor import REDUCE, Editor, vector
-from perfmodel.program.program import WAIT, Inserted, Program
+from perfmodel.program.editor import REDUCE, Editor, vector, waits_in_a_row
+from perfmodel.program.program import Inserted, Program
 from perfmodel.program.shards import flat_shard_of
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
@@ -122,15 +122,15 @@ def _broadcast(editor: Editor, scenario: Scenario) -> Program:
     owned = owned_by_rank(tensors, editor.ranks)
     as_view = bool(scenario.parallelism.parameters_as_bucket_view)
     rows: list[Inserted] = []
-    marks = []
+    marks: list[int] = []
     for indices in owned:
         for size_bytes in _sizes([tensors[index] for index in indices], as_view):
-            more, mark = editor.beside(tensors[0].dtype, size_bytes, "broadcast async", "broadcast")
+            call = "broadcast async again" if marks else "broadcast async"
+            more, mark = editor.beside(tensors[0].dtype, size_bytes, call, "broadcast")
             rows += more
             marks.append(mark)
     run = editor.last(OPTIMIZER)
-    waits = (Inserted(WAIT, mark, call="wait") for mark in marks)
-    editor.edit(run, editor.program.runs[run].segment.stop, *rows, *waits)
+    editor.edit(run, editor.program.runs[run].segment.stop, *rows, *waits_in_a_row(marks))
     program = ddp(editor, scenario)
     return replace(program, setup=(*program.setup, *_views(editor, owned))) if as_view else program
 

@@ -308,8 +308,14 @@ class Device:
         if not self._launch.waiting_gap_s:
             return np.zeros(part.stop - part.start)
         gap_s = self._launch.gap_beside_s(sum(item.ready_s <= self._free_s for item in self._waiting()))
+        gap_s = max(gap_s - self._pause_s(), 0.0)
         whole_s, kernels = self._whole_s[part], self._kernels[self._columns(part)]
         return np.asarray(gap_s * np.divide(kernels, whole_s, out=np.zeros(len(whole_s)), where=whole_s > 0))
+
+    def _pause_s(self) -> float:
+        """What the items that run have already made of the gaps: the two do not add up."""
+        running = (lane.running for lane in self._lanes.values() if lane.running is not None)
+        return max((self._slowdowns[item.kind].pause_s for item in running), default=0.0)
 
     def _waiting(self) -> list[Item]:
         """Of each lane the next item, if it waits for work of another lane or of the compute stream."""

@@ -65,6 +65,7 @@ def test_calls_of_two_ranks():
     whole = (
         names
         | {f"{name} async" for name in names}
+        | {"all_reduce async again", "broadcast async again", "wait again"}
         | {"wait", "reference", "ddp forward", "ddp parameter", "ddp bucket"}
     )
     sharded = {name for name in found.interconnect.host if name.startswith(("fsdp ", "dtensor "))}
