@@ -126,6 +126,11 @@ def calibrate_interconnect(
         return None
     kept.unlink()
     interconnect, stages_s = found.interconnect, found.stages_s
+    before = profile.interconnects.get(name)
+    if only and before is not None:
+        again = {stage: {"again_at": interconnect.provenance["measured_at"]} for stage in only}
+        interconnect = interconnect.model_copy(update={"provenance": before.provenance | again})
+        stages_s = profile.provenance.get("interconnects_s", {}).get(name, {}) | {each: stages_s[each] for each in only}
     profile = merged(profile, name, interconnect, found.transfers)
     if found.topology is not None:
         profile = profile.model_copy(update={"topology": found.topology})

@@ -5,7 +5,8 @@ torch's launcher leaves it (one, unless OMP_NUM_THREADS is set):
 
     seconds = a + b x parameters + c x MiB of these in float32
 
-a and b by few and many small parameters, c by a large one. And a copy of a small part to the device, and to the host.
+a and b by few and many small parameters, c by large ones, and as it was: memory paces it, which is no slower where the
+host reference is. And a copy of a small part to the device, and to the host.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from perfmodel.support import NOT_OVER_DTENSORS
 from perfmodel.units import MIB
 
 OPTIMIZERS = tuple(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS)
-LARGE_MIB = 64  # of a rank's part: more than it finds in a cache
+LARGE, LARGE_MIB = 24, 8  # many times what fits into a cache, and each as large as those of models
 LARGE_ROUNDS = 5
 
 
@@ -43,27 +44,32 @@ def offload_records(device: str, reference: HostReference) -> dict[str, CallReco
     return optimizer_records(init_device_mesh(device, (dist.get_world_size(),)), reference) | _copies(device, reference)
 
 
-def optimizer_records(mesh: DeviceMesh, reference: HostReference, large_mib: int = LARGE_MIB) -> dict[str, CallRecord]:
-    """Of ``cpu optimizer ...``; every rank of the mesh measures at the same time. large_mib: the large part's size."""
+def optimizer_records(mesh: DeviceMesh, reference: HostReference, large: int = LARGE) -> dict[str, CallRecord]:
+    """Of ``cpu optimizer ...``; every rank of the mesh measures at the same time. large: how many large parts."""
     small = [_offloaded(linears(count, mesh.device_type), mesh) for count in COUNTS]
-    columns = large_mib * MIB // torch.float32.itemsize // WIDTH
-    large = _offloaded(nn.Linear(columns, WIDTH * mesh.size(), bias=False, device=mesh.device_type), mesh)
+    parts = _offloaded(_large(large, mesh), mesh)
     found: dict[str, CallRecord] = {}
     for prefix in OPTIMIZERS:
         small_s = [_samples_s(prefix, each, mesh, reference, LOOP_ROUNDS) for each in small]
-        large_s = _samples_s(prefix, large, mesh, reference, LARGE_ROUNDS)
-        found |= _records(f"cpu {prefix}", small_s, large_s, large_mib)
+        large_s = _samples_s(prefix, parts, mesh, reference, LARGE_ROUNDS, as_it_was=True)
+        found |= _records(f"cpu {prefix}", small_s, large_s, large)
     return found
 
 
-def _records(prefix: str, small_s: list[list[float]], large_s: list[float], large_mib: int) -> dict[str, CallRecord]:
-    """From samples over so many small parameters, and over a large one."""
+def _large(count: int, mesh: DeviceMesh) -> nn.Sequential:
+    columns = LARGE_MIB * MIB // torch.float32.itemsize // WIDTH
+    layers = (nn.Linear(columns, WIDTH * mesh.size(), bias=False, device=mesh.device_type) for _ in range(count))
+    return nn.Sequential(*layers)
+
+
+def _records(prefix: str, small_s: list[list[float]], large_s: list[float], large: int) -> dict[str, CallRecord]:
+    """From samples over few and many small parameters, and over so many large ones."""
     rows, medians_s = [(1, count) for count in COUNTS], [statistics.median(each) for each in small_s]
     names, spread = (prefix, f"{prefix} parameter"), max(map(relative_spread, small_s))
     found = line(names, rows, medians_s, spread, LOOP_ROUNDS)
-    more_s = statistics.median(large_s) - sum(found[name].time_s for name in names)
+    more_s = statistics.median(large_s) - found[prefix].time_s - large * found[f"{prefix} parameter"].time_s
     spread = relative_spread(large_s)
-    each = CallRecord(time_s=max(more_s, 0.0) / large_mib, spread=spread, samples=len(large_s))
+    each = CallRecord(time_s=max(more_s, 0.0) / (large * LARGE_MIB), spread=spread, samples=len(large_s))
     return found | {f"{prefix} MiB": each}
 
 
@@ -74,19 +80,29 @@ def _offloaded(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
 
 
 def _samples_s(
-    prefix: str, parameters: list[nn.Parameter], mesh: DeviceMesh, reference: HostReference, rounds: int
+    prefix: str,
+    parameters: list[nn.Parameter],
+    mesh: DeviceMesh,
+    reference: HostReference,
+    rounds: int,
+    as_it_was: bool = False,
 ) -> list[float]:
+    """Gradients stay where they are, as does the pinned memory that a step copies them to: were they allocated anew,
+    so would be the pages of the optimizer's temporaries.
+    """
     loop, meeting = loop_of(prefix, parameters, mesh.device_type), torch.zeros(1, device=mesh.device_type)
     samples_s: list[float] = []
+    give_gradients(parameters)
     for index in range(LOOP_WARM_UP + rounds):
         reference.beat()
-        give_gradients(parameters)
         reference.disturb(1)
         synchronize(mesh.device_type)
         dist.all_reduce(meeting)  # all ranks use the host's memory at once, as they do in a step
         synchronize(mesh.device_type)
         seconds, _ = timed(loop)
-        if index >= LOOP_WARM_UP:
+        if index >= LOOP_WARM_UP and as_it_was:
+            samples_s.append(seconds)
+        elif index >= LOOP_WARM_UP:
             reference.note(samples_s, seconds)
     reference.beat()
     return samples_s

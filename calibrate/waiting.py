@@ -1,8 +1,8 @@
 """What a kernel of a busy CUDA stream takes more while other streams wait for an event.
 
-On H200s it is nothing beside one stream and 1.2 to 1.7 us beside two or more; which, and by up to 5 % how closely kernels
-follow each other at all, is settled for each process anew (provenance of h200-sxm-x4, ``waiting``). So several
-processes tell, one after the other.
+Processes differ in it, and by up to 5 % in how closely kernels follow each other at all. (On H200s it is nothing beside
+one stream, and beside two 1.0 to 1.1 us in the six processes of h200-sxm-x4, see its provenance.) So several tell, one
+after the other.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.cost.collectives import CollectiveCost, collective_cost
 from perfmodel.cost.contention import slowdowns
 from perfmodel.cost.groups import Route, route_of
-from perfmodel.cost.host import host_costs, host_slowness, host_spread
+from perfmodel.cost.host import host_costs, host_slowness, host_spread, paced_by_host
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.work import model_flops
@@ -133,6 +133,7 @@ class _Step:
         positions = launched_positions(program, self._kernels)
         lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
+        self._paced_by_host = paced_by_host(program)
         operation = program.instructions.a[positions]
         self.clock = self._lowered_clock(operation, lasts_s)
         at_clock_s = lasts_s if self.clock is None else lasts_s * self.clock.factor[operation]
@@ -162,7 +163,7 @@ class _Step:
     def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
         """slowness, wire: factors on host times and on collectives."""
         collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
-        host_s = self._host_s * slowness
+        host_s = self._host_s * np.where(self._paced_by_host, slowness, 1.0)
         work = step_work(
             self.program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns, self._sharing
         )

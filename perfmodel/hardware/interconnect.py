@@ -77,7 +77,8 @@ class CallRecord(_Section):
         dtensor optimizer adamw foreach        what a step takes more over DTensors; ``... parameter``: for each
         dtensor clip, dtensor zero_grad        likewise; clipping's all_reduce included
         cpu optimizer adamw foreach            a step over DTensors in host memory; ``... parameter``: for each of
-                                               these; ``... MiB``: for each MiB of them, in float32
+                                               these; ``... MiB``: for each MiB of them, in float32,
+                                               which is as it was, since memory paces it
         copy to device, copy to host           one of a parameter's part, with the event that the host later waits for
 
     On a CPU, where a call lasts until its collective has ended, those of fully_shard and of clipping hold what comes on
