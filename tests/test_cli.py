@@ -238,17 +238,17 @@ def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("calibrate.interconnect_session.calibrate_interconnect", calibrate)
     asked = ("calibrate", "--interconnect", "gloo", "--device", "cpu")
     plain = run(*asked)
-    limits = ("--budget", 7, "--timeout", 9, "--ranks", 4, "--nnodes", 2, "--rdzv", "host:1")
+    limits = ("--budget", 7, "--timeout", 9, "--ranks", 4, "--nnodes", 2, "--rdzv", "host:1", "--only", "calls")
     elsewhere = run(*asked, *limits)
     assert (plain.stderr, elsewhere.stderr) == ("wrote cpu.json\n", "cpu.json is written on rank 0's machine\n")
     (first, one), (second, two) = calls
     assert (first, second) == tuple((Path("cpu.json"), "gloo", "cpu", ranks, []) for ranks in (2, 4))
-    usual = {"allow_import": False, "budget_s": None, "timeout_s": None, "nodes": 1, "rendezvous": None}
+    usual = {"allow_import": False, "budget_s": None, "timeout_s": None, "only": (), "nodes": 1, "rendezvous": None}
     assert one == usual
-    assert two == usual | {"budget_s": 7.0, "timeout_s": 9.0, "nodes": 2, "rendezvous": "host:1"}
+    assert two == usual | {"budget_s": 7.0, "timeout_s": 9.0, "only": ("calls",), "nodes": 2, "rendezvous": "host:1"}
 
 
-@pytest.mark.parametrize("option", [("--resume",), ("--only", "a"), ("--name", "n"), ("--quiet",)])
+@pytest.mark.parametrize("option", [("--resume",), ("--name", "n"), ("--quiet",)])
 def test_calibrate_refuses_what_interconnects_do_not_take(folder: Path, option: tuple[str, ...]) -> None:
     assert failure("calibrate", "--interconnect", "nvlink", *option) == (
         f"Error: calibrate: {option[0]} must not be given with --interconnect (got nvlink). Leave one out."

@@ -13,9 +13,9 @@ collectives takes its own coupling.
 
 Blocks do not move. Those handed out beside a collective stay on the multiprocessors that they share with it, or crowd
 the others, also after it has ended: the wave of blocks that is on keeps its pace to its end. (gpt-large under zero2, on
-two H200s: of a product that takes 155 us alone, and whose first 130 us lay beside a gather, a trace shows 210 us, where
-a factor that holds only while both run, as measured in long loops, makes it 180.) A wave is taken to last as long as
-the last one, the tail.
+two H200s: a product that takes 156 us alone, and 200 us beside a gather, takes 211 us where only its first 133 us lie
+beside one; a factor that holds only while both run makes that 185: tests/simulate/test_recorded_step.py.) A wave is
+taken to last as long as the last one, the tail.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ of the blocks that are on. An item of no kind (its contention is not known) neit
 end is known as soon as its start is.
 
 While other streams wait for events, the gap before each kernel of the compute stream grows by
-:attr:`~perfmodel.hardware.profile.Launch.waiting_gap_s`, where that was measured. (A trace of gpt-large under zero2 on
-two H200s shows it: 2.65 us between kernels from when two streams wait for the first gather until the last one starts,
-with or without a collective beside them, and 1.45 us before and after, where one waits at most.) Items of no kind are
-not seen to wait: their start is known ahead.
+:attr:`~perfmodel.hardware.profile.Launch.waiting_gap_s`, where that was measured. (A recorded step of gpt-large
+under zero2 on two H200s shows it: 2.7 us between kernels from the first gather to the last, while two streams wait, and
+1.5 us after it, where one waits at most: tests/simulate/test_recorded_step.py.) A collective that runs makes gaps
+longer as well (``Slowdown.pause_s``); of the two the longer holds. Items of no kind are not seen to wait: their start
+is known ahead.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, float]]:
         if request.nodes > 1:  # as where rank 0 is not
             return None
         kept.write_text("{}")
-        return Measured(Interconnect(backend="gloo"), {}, {"calls": 1.5})
+        return Measured(Interconnect(backend="gloo", provenance={"measured_at": "now"}), {}, {"calls": 1.5})
 
     monkeypatch.setattr(interconnect_session, "measure", measure)
     return asked
@@ -243,3 +243,23 @@ def test_bad_requests_leave_the_profile_alone(
 ) -> None:
     with pytest.raises(PerfModelError, match=sentence):
         calibrate_interconnect(tmp_path / "absent.json", name, device, ranks)
+
+
+def test_a_stage_alone_leaves_the_rest_and_says_when(path: Path, asked: list[tuple[Request, float]]) -> None:
+    calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
+    known = load_profile(path)
+    wires = known.interconnects["gloo"].model_copy(update={"provenance": {"cpu": "a", "measured_at": "then"}})
+    stages = {"interconnects_s": {"gloo": {"calls": 2.5, "transfers": 3.0}}}
+    save_profile(known.model_copy(update={"interconnects": {"gloo": wires}, "provenance": stages}), path)
+    calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()], only=["calls"])
+    (_, (request, _)) = asked
+    assert (request.stages, request.exact, request.own) == (("calls",), (), ())
+    found = load_profile(path)
+    assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5, "transfers": 3.0}}
+    provenance = found.interconnects["gloo"].provenance
+    assert provenance == {"cpu": "a", "measured_at": "then", "calls": {"again_at": "now"}}
+
+
+def test_only_must_name_a_stage(path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"--only must name a stage of an interconnect \(got 'cals'\)\. Did you"):
+        calibrate_interconnect(path, "gloo", "cpu", 2, only=["cals"])

@@ -15,6 +15,7 @@ from perfmodel.cost.host import (
     key_flags,
     list_key,
     node_key,
+    paced_by_host,
     piece_key,
 )
 from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
@@ -344,6 +345,27 @@ def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
     assert host_costs(program, profile, "fp32", wires) / US == pytest.approx([30, 10])
     with pytest.raises(PerfModelError, match=r"measured for 'cpu optimizer adamw foreach MiB'.* calibrate"):
         host_costs(program, profile, "fp32", wires.model_copy(update={"host": {calls[0]: measured[calls[0]]}}))
+
+
+def test_memory_and_not_the_host_paces_what_counts_mib() -> None:
+    program = program_of(("optimizer", -1, []), parameters=1)
+    rows = (Inserted(HOST, call="cpu optimizer adamw fused"), Inserted(HOST, call="cpu optimizer adamw fused MiB"))
+    found = paced_by_host(replace(program, edits=(Edit(0, 0, rows),)))
+    assert found.tolist() == [True, False, *[True] * (len(found) - 2)]
+
+
+def test_a_call_right_after_one_like_it_has_a_cost_of_its_own() -> None:
+    program = program_of(("optimizer", -1, []), parameters=1)
+    rows = (
+        Inserted(HOST, call="wait"),
+        Inserted(HOST, call="wait again"),
+        Inserted(HOST, call="broadcast async again"),
+    )
+    program = replace(program, edits=(Edit(0, 0, rows),))
+    calls = {"wait": 9, "wait again": 2, "broadcast async": 50}
+    host = {name: CallRecord(time_s=seconds * US) for name, seconds in calls.items()}
+    found = host_costs(program, profile_of({}), "fp32", Interconnect(backend="nccl", host=host))
+    assert found[:3] / US == pytest.approx([9, 2, 50])  # of broadcasts in a row nothing was measured
 
 
 def test_nothing_measured_costs_nothing() -> None:

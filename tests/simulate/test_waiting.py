@@ -96,3 +96,16 @@ def test_streams_that_wait_never_make_the_step_shorter(
     slower = ends(tuple(gaps_s), items(), tuple(duration_s))
     assert np.all(np.array(slower) >= np.array(ends((), items(), tuple(duration_s))) - 1e-9)
     assert slower[-1] <= sum(duration_s) + len(duration_s) * max(gaps_s, default=0.0) + 1e-9
+
+
+@pytest.mark.parametrize(("pause_s", "ended_s"), [(0.0, 25.0), (2.0, 23.0), (5.0, 20.0), (7.0, 20.0)])
+def test_a_gap_and_the_pauses_beside_a_collective_do_not_add_up(pause_s: float, ended_s: float) -> None:
+    # A kernel of 10 s takes twice as long beside an item, pause_s of it by a longer gap, while a stream waits for both.
+    slowed = Slowdown(np.array([2.0]), np.ones(1), np.full(1, INF), None, pause_s)
+    device = Device(Launch(waiting_gap_s=(5.0,)), [slowed], 1, np.ones(1))
+    device.reserve(1)
+    device.issue(np.zeros(1), np.array([10.0]))
+    device.add(Item(1, 100.0, 0, 0.0))
+    device.add(item(2, after_entry=0))
+    device.run_all()
+    assert device.end_s.tolist() == [near(ended_s)]
