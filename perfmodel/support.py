@@ -39,6 +39,10 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
             f"{len(speeds)}). Leave it out where all are alike."
         )
     section = scenario.parallelism
+    if section.pp is not None:
+        raise PerfModelError(
+            "parallelism.pp must be left out in this version (got a pipeline). It is not predicted yet."
+        )
     if section.static_graph and scenario.training.gradient_accumulation > 1:
         raise PerfModelError(
             "parallelism.static_graph must be false where gradients are accumulated (got true with "

@@ -138,13 +138,34 @@ class FsdpSection(_Section):
     backward_prefetch: Count | None = None
 
 
+Schedule = Literal[
+    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble", "dualpipev"
+]
+
+
+class PipelineSection(_Section):
+    """A pipeline, as torch.distributed.pipelining runs it.
+
+    stages: ranks that the model is cut over. schedule: in which order they work. micro_batches: parts of the batch that
+    follow each other through the pipeline. virtual_stages: parts of the model that each rank has, dealt out in turns
+    (by ``zbv-zero-bubble`` and ``dualpipev``, which need two, there and back). layers: repeated blocks of each part of
+    the model, in order; absent: as equal as can be, embeddings and head counted by their parameters.
+    """
+
+    stages: Annotated[int, Field(ge=2, le=10**6)]
+    schedule: Schedule = "1f1b"
+    micro_batches: MicroBatches
+    virtual_stages: Count = 1
+    layers: tuple[Count, ...] | None = None
+
+
 class ParallelismSection(_Section):
     """dp: data-parallel ranks. strategy: naive (all-reduce of each gradient after backward), flat (one of all
     gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 (ddp with a sharded
     optimizer), zero2 and zero3 (torch's fully_shard, parameters kept or gathered again for backward).
     bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1. zero1_form: broadcast (torch's
     ZeroRedundancyOptimizer; the default) or reduce-scatter (the paper's). parameters_as_bucket_view: of the former.
-    fsdp: of zero2 and zero3.
+    fsdp: of zero2 and zero3. pp: a pipeline; each of its stages is on dp ranks.
     """
 
     dp: Count = 1
@@ -155,6 +176,7 @@ class ParallelismSection(_Section):
     zero1_form: Literal["broadcast", "reduce-scatter"] | None = None
     parameters_as_bucket_view: bool | None = None
     fsdp: FsdpSection | None = None
+    pp: PipelineSection | None = None
 
 
 class HardwareSection(_Section):
