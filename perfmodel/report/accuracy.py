@@ -62,6 +62,7 @@ class Case:
     lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
     samples of the host's speed beside the steps. settings: see :mod:`perfmodel.report.choices`. layout: None on a card
     that was written before there were any. rank_peaks: see :func:`perfmodel.report.rank_memory.rank_peaks`.
+    measured_at: ISO 8601; empty in the earliest, which do not say.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Case:
     settings: dict[str, tuple[str, str]] = field(default_factory=dict)
     layout: Layout | None = None
     rank_peaks: dict[str, RankPeaks] = field(default_factory=dict)
+    measured_at: str = ""
 
     def error(self, quantity: str) -> float | None:
         """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
@@ -207,6 +209,7 @@ def _case(pair: Pair) -> Case:
         settings=settings_of(measurement.scenario),
         layout=layout_of(measurement.scenario),
         rank_peaks=rank_peaks(measurement, prediction.rank_memories),
+        measured_at=str(measurement.provenance.get("measured_at", "")),
     )
 
 

@@ -97,9 +97,9 @@ def swaps(cases: Mapping[str, Case], quantity: str) -> list[Swap]:
 
 
 def choices(cases: Iterable[Case]) -> list[Choice]:
-    """All choices with at least two values; of several measurements of one value the first counts."""
+    """All choices with at least two values; of several measurements of one value the earliest counts."""
     found: dict[tuple[str, str], dict[str, Case]] = {}
-    for case in cases:
+    for case in sorted(cases, key=lambda case: case.measured_at):
         for setting, (digest, value) in case.settings.items():
             found.setdefault((setting, digest), {}).setdefault(value, case)
     made = [

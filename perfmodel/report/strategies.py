@@ -112,10 +112,10 @@ def _shown(value: Any) -> str:
 def strategy_groups(cases: Iterable[Case]) -> list[StrategyGroup]:
     """All groups of at least :data:`FEWEST_CASES` layouts of at least two strategies.
 
-    Of several measurements of one layout the first counts.
+    Of several measurements of one layout the earliest counts.
     """
     found: dict[tuple[str, str], dict[str, Case]] = {}
-    for case in cases:
+    for case in sorted(cases, key=lambda case: case.measured_at):
         if case.layout is not None:
             key = (case.layout.work, case.layout.place)
             found.setdefault(key, {}).setdefault(case.layout.label, case)

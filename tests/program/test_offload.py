@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.offload import TO_DEVICE, TO_HOST
@@ -118,3 +119,15 @@ def test_the_model_is_whole_on_the_device_until_it_is_wrapped() -> None:
 def test_what_is_not_kept_in_float32_was_not_measured() -> None:
     with pytest.raises(PerfModelError, match=r"fsdp.offload must be left out where .* float32 \(got bfloat16\)"):
         rank_programs(offloaded(2, precision="bf16"))
+
+
+def test_a_slower_host_is_not_slower_where_memory_paces_it() -> None:
+    wired = {"profile": "h200-sxm-x2", "gpus": 2, "interconnect": "nvlink"}
+    scenario, profile = offloaded(2, hardware=wired), load_profile(find_profile("h200-sxm-x2"))
+    host_s = profile.host["reference"].time_s
+    once, twice = (predict(scenario, profile, host_reference_s=each * host_s) for each in (1, 2))
+    parts_mib = sum(shard_of(each.tensor, 2, 0).bytes for each in once.program.trace.parameters) / MIB
+    memory_s = parts_mib * profile.interconnects["nvlink"].host["cpu optimizer adamw foreach MiB"].time_s
+    busy_s = once.timeline.host_busy_s
+    assert twice.timeline.host_busy_s == pytest.approx(2 * busy_s - memory_s, rel=1e-9)
+    assert memory_s > 1e-4 * busy_s

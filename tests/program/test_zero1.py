@@ -58,10 +58,13 @@ def test_every_rank_sends_what_it_owns_after_its_step_and_awaits_all() -> None:
         broadcasts = [one for one in sent if one.kind == "broadcast"]
         assert [one.size_bytes for one in broadcasts] == [tensors[i].bytes for indices in owned for i in indices]
         first = inserted[len(sent) - len(broadcasts)]
+        called = [columns.calls[columns.call[at]] for at in inserted[len(sent) - len(broadcasts) :]]
+        assert called == ["broadcast async"] + ["broadcast async again"] * (len(tensors) - 1)
         last_launch = max(at for at in columns.launches.tolist() if program.runs[columns.run[at]].phase == "optimizer")
         assert last_launch < first
         waits = [at for at in range(first, len(columns.kind)) if columns.kind[at] == WAIT and columns.stream[at] == 0]
         assert len(waits) == len(tensors)
+        assert [columns.calls[columns.call[at]] for at in waits] == ["wait"] + ["wait again"] * (len(tensors) - 1)
         assert min(waits) > max(inserted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,7 +112,9 @@ def test_too_few_cases_or_one_strategy_are_no_group() -> None:
     ]
 
 
-def test_of_several_measurements_of_one_layout_the_first_counts() -> None:
-    cases = [case("a", "ddp"), case("again", "ddp"), case("b", "zero1"), case("c", "zero2")]
-    (group,) = strategy_groups(cases)
+def test_of_several_measurements_of_one_layout_the_earliest_counts() -> None:
+    cases = [case("again", "ddp"), case("a", "ddp"), case("b", "zero1"), case("c", "zero2")]
+    (group,) = strategy_groups(
+        [replace(cases[0], measured_at="2"), *(replace(each, measured_at="1") for each in cases[1:])]
+    )
     assert [each.name for each in group.cases.values()] == ["a", "b", "c"]
