@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from perfmodel.closed_form import data_parallel, sharding
+from perfmodel.closed_form import data_parallel, pipeline, sharding
 from perfmodel.closed_form.rows import ROWS, Row
 from perfmodel.errors import PerfModelError, did_you_mean
 
@@ -68,13 +68,23 @@ QUANTITIES = (
     Quantity("N", "ranks", "1", "number of data-parallel ranks"),
     Quantity("R", "replicas", "1", "copies of the sharded model, of N / R ranks each"),
     Quantity("A", "micro_batches", "1", "micro-batches a step"),
+    Quantity("p", "stages", "1", "ranks that the model is cut over"),
+    Quantity("m", "pipeline_micro_batches", "1", "micro-batches that the batch is cut into"),
+    Quantity("v", "virtual_stages", "1", "parts of the model that each rank has"),
+    Quantity("s", "stage", "1", "which rank, 1 has the first part of the model"),
+    Quantity("T_F", "forward_s", "s", "forward of one micro-batch in one part of the model"),
+    Quantity("T_I", "input_backward_s", "s", "its backward for inputs alone"),
+    Quantity("T_W", "weight_backward_s", "s", "its backward for weights alone"),
+    Quantity("t", "micro_batch_s", "s", "forward and backward of one micro-batch in each stage"),
+    Quantity("T", "stage_s", "s", "forward and backward of the whole batch, uncut, in each stage"),
+    Quantity("a", "micro_batch_cost_s", "s", "what each micro-batch adds in each stage: launches and messages"),
 )
 
 
 @cache
 def formulas() -> tuple[Formula, ...]:
     """Every formula, derived when first asked for. ``perfmodel formula`` lists them."""
-    found = data_parallel.expressions() | sharding.expressions()
+    found = data_parallel.expressions() | sharding.expressions() | pipeline.expressions()
     return tuple(_formula(row, found[row.name]) for row in ROWS)
 
 

@@ -298,4 +298,114 @@ _SHARDED = (
     ),
 )
 
-ROWS = (*_DATA_PARALLEL, *_SHARDED)
+_CUT = "derived in perfmodel/closed_form/pipeline.py"
+_TORCH = "orders of torch/distributed/pipelining/schedules.py, executed"
+_FREE = "messages take no time, and hold up none of another pair of ranks: with more than two, torch 2.12 or later"
+_EQUAL = (_FREE, "equal stages, and the host keeps up")
+_PARTS = (*_EQUAL, "a backward takes T_I + T_W, at once or apart")
+
+
+def _bubble(name: str, title: str, a_hop: str, assumptions: tuple[str, ...], source: str) -> Row:
+    return Row(
+        f"pipeline_{name}fraction",
+        f"part of a step of {title} in which a rank computes nothing",
+        "1",
+        f"(p - 1) h over that and a rank's work: one more rank adds h = {a_hop}",
+        assumptions,
+        f"{_CUT}; {_TORCH}; {source}",
+    )
+
+
+def _in_flight(name: str, title: str, derivation: str, assumptions: tuple[str, ...] = ()) -> Row:
+    return Row(
+        f"pipeline_{name}_in_flight_micro_batches",
+        f"most micro-batches that a rank of {title} holds activations of, counted in each of its parts of the model",
+        "1",
+        derivation,
+        ("until all of the backward is over", *assumptions),
+        f"{_CUT}; {_TORCH}",
+    )
+
+
+_WHOLE = "a forward there and a backward back"
+_PIPELINED = (
+    _bubble(
+        "bubble_", "GPipe or 1F1B", _WHOLE, (*_EQUAL, "1F1B: m >= p"), "arXiv 1811.06965 (GPipe), 2006.09503 (1F1B)"
+    ),
+    _bubble(
+        "interleaved_bubble_",
+        "interleaved 1F1B or looped breadth first",
+        _WHOLE,
+        (*_EQUAL, "m >= p, or v = 1"),
+        "arXiv 2104.04473 (interleaved), 2211.05953 (breadth first)",
+    ),
+    _bubble(
+        "zero_bubble_",
+        "interleaved zero bubble (v = 1: ZB-H1)",
+        "max(T_F, T_I, T_F + T_I - T_W), what gradients of weights do not fill",
+        (*_PARTS, "m >= p"),
+        "arXiv 2401.10241",
+    ),
+    _bubble(
+        "zbv_bubble_",
+        "the V of zero bubble",
+        "T_F, a forward there",
+        (*_PARTS, "T_F = T_I = T_W", "m >= 2 p - 1"),
+        "arXiv 2401.10241",
+    ),
+    _bubble(
+        "dualpipev_bubble_",
+        "DualPipeV",
+        "2 T_F + max(0, T_I - T_W)",
+        (*_PARTS, "T_F >= T_I", "m >= 2 p", "the pairs of a forward and a backward do not overlap, as in torch"),
+        "arXiv 2412.19437; github.com/deepseek-ai/DualPipe",
+    ),
+    _in_flight("gpipe", "GPipe (v = 1) or looped breadth first", "every forward comes before the first backward"),
+    _in_flight("1f1b", "1F1B", "p - s + 1 forwards come before the first backward, then one before each", ("m >= p",)),
+    _in_flight(
+        "interleaved",
+        "interleaved 1F1B",
+        "(v - 1) p + 2 (p - s) forwards come before the first pair of a forward and a backward",
+        ("p divides m, and m >= 2 p",),
+    ),
+    _in_flight(
+        "zero_bubble",
+        "interleaved zero bubble or, v = 2, of its V",
+        "rank s runs (v - 1) p + p - s + 1 forwards before the first backward, and leaves s - 1 weights for later",
+        ("p divides m; of the V m >= 2 p",),
+    ),
+    Row(
+        "pipeline_equal_stages_s",
+        "step of GPipe or 1F1B",
+        "s",
+        "the first micro-batch passes p stages, and m - 1 follow it",
+        (*_EQUAL, "1F1B: m >= p"),
+        f"{_CUT}; {_TORCH}",
+    ),
+    Row(
+        "pipeline_step_s",
+        "step of GPipe or 1F1B whose micro-batches each cost something more",
+        "s",
+        "pipeline_equal_stages_s with t = T / m + a",
+        (*_EQUAL, "1F1B: m >= p", "a smaller micro-batch computes as efficiently: what it loses is in a"),
+        _CUT,
+    ),
+    Row(
+        "pipeline_best_micro_batches",
+        "number of micro-batches at which pipeline_step_s is least: less bubble against more cost",
+        "1",
+        "d pipeline_step_s / dm = 0",
+        (*_EQUAL, "m is continuous: try the whole numbers on both sides; 1F1B: m >= p"),
+        _CUT,
+    ),
+    Row(
+        "pipeline_least_step_s",
+        "pipeline_step_s with pipeline_best_micro_batches",
+        "s",
+        "pipeline_step_s at m = sqrt(T (p - 1) / a)",
+        (*_EQUAL, "m is continuous"),
+        _CUT,
+    ),
+)
+
+ROWS = (*_DATA_PARALLEL, *_SHARDED, *_PIPELINED)

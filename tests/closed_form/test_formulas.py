@@ -26,6 +26,16 @@ VALUES = {
     "ranks": 16.0,
     "replicas": 2.0,
     "micro_batches": 3.0,
+    "stages": 4.0,
+    "pipeline_micro_batches": 24.0,
+    "virtual_stages": 2.0,
+    "stage": 3.0,
+    "forward_s": 1e-2,
+    "input_backward_s": 1.2e-2,
+    "weight_backward_s": 9e-3,
+    "micro_batch_s": 3e-2,
+    "stage_s": 0.5,
+    "micro_batch_cost_s": 1e-3,
 }
 # powers of (second, byte)
 DIMENSIONS = {"s": (1, 0), "bytes": (0, 1), "bytes/s": (-1, 1), "1": (0, 0)}
@@ -52,9 +62,8 @@ def test_units_of_both_sides_agree(name: str) -> None:
     others = {each.name: scaled(each.unit, VALUES[each.name]) for each in formula.quantities}
     function = lambdified(name)
     assert function(**others) == pytest.approx(scaled(formula.unit, function(**known)))
-    assert name.endswith({"s": "_s", "bytes": "_bytes", "1": "_buckets"}[formula.unit]) or name.startswith(
-        "ddp_best_bucket_bytes_"
-    )
+    endings = {"s": ("_s",), "bytes": ("_bytes",), "1": ("_buckets", "_micro_batches", "_fraction")}
+    assert name.endswith(endings[formula.unit]) or name.startswith("ddp_best_bucket_bytes_")
 
 
 @pytest.mark.parametrize("name", NAMES)

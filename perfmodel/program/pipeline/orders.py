@@ -1,0 +1,262 @@
+"""In which order each rank of a pipeline computes: forwards and backwards of its stages, as torch's schedules do.
+
+Of GPipe and 1F1B only what they ask of a scenario is here: their computing is interwoven with their messages (see
+:mod:`perfmodel.program.pipeline.schedules`). The other five are lists, from which their messages follow.
+
+Sources: torch/distributed/pipelining/schedules.py and _utils.py; GPipe, arXiv 1811.06965; 1F1B, arXiv 2006.09503
+(PipeDream-flush); interleaved 1F1B, arXiv 2104.04473; looped breadth first, arXiv 2211.05953; zero bubble and its V,
+arXiv 2401.10241; DualPipe, arXiv 2412.19437, and DualPipeV, github.com/deepseek-ai/DualPipe.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from perfmodel.errors import PerfModelError
+from perfmodel.workload.scenario import Schedule
+
+ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
+THERE_AND_BACK: tuple[Schedule, ...] = ("zbv-zero-bubble", "dualpipev")
+_IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
+
+
+class Compute(NamedTuple):
+    """What one call computes.
+
+    kind: F forward (of the last stage with the loss), B all of backward, I backward for the stage's inputs, W for its
+    weights. stage: of the whole model. In stage 0, whose inputs need no gradient, torch computes nothing in I and all
+    of backward in W.
+    """
+
+    kind: str
+    stage: int
+    micro_batch: int
+
+
+Turn = tuple[Compute, ...]
+"""What a rank computes before anything that it made is sent: one, or a forward and a backward that DualPipeV pairs
+(torch runs them one after the other)."""
+
+
+def stages_of(schedule: Schedule, ranks: int, virtual_stages: int = 1) -> tuple[tuple[int, ...], ...]:
+    """The stages of each rank, ascending: dealt out in turns, or there and back, so that the last is where the first
+    is.
+    """
+    if schedule in THERE_AND_BACK:
+        return tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks))
+    return tuple(tuple(range(rank, ranks * virtual_stages, ranks)) for rank in range(ranks))
+
+
+def check_schedule(
+    schedule: Schedule, ranks: int, micro_batches: int, virtual_stages: int, where: str = "parallelism.pp"
+) -> None:
+    """What torch's schedules refuse.
+
+    Raises
+    ------
+    PerfModelError
+        In one sentence that begins with ``where``, the section.
+    """
+    if schedule in ONE_STAGE and virtual_stages != 1:
+        raise PerfModelError(
+            f"{where}.virtual_stages must be 1 with schedule {schedule} (got {virtual_stages}). Leave it out, or use "
+            "interleaved-1f1b."
+        )
+    if schedule in THERE_AND_BACK and virtual_stages != 2:
+        raise PerfModelError(
+            f"{where}.virtual_stages must be 2 with schedule {schedule} (got {virtual_stages}): each rank has a part "
+            "there and one back. Set 2."
+        )
+    least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
+    if micro_batches < least:
+        parts = f"{ranks} stages" if schedule == "1f1b" else f"{ranks} ranks there and back"
+        raise PerfModelError(
+            f"{where}.micro_batches must be at least {least} with schedule {schedule} over {parts} (got "
+            f"{micro_batches}). Set {least} or more, or use another schedule."
+        )
+    if schedule in _IN_ROUNDS and micro_batches % _rounds(ranks, micro_batches):
+        below, above = (_whole_rounds(ranks, micro_batches, step) for step in (-1, 1))
+        raise PerfModelError(
+            f"{where}.micro_batches must divide into {_rounds(ranks, micro_batches)} equal rounds with schedule "
+            f"{schedule} over {ranks} ranks (got {micro_batches}). Set {below} or {above}."
+        )
+
+
+def turns_of(schedule: Schedule, rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
+    """What the rank computes, in order, by a schedule of which torch has a list; :func:`check_schedule` let it pass."""
+    match schedule:
+        case "looped-bfs":
+            return _breadth_first(rank, ranks, micro_batches, virtual_stages)
+        case "interleaved-1f1b":
+            return _interleaved(rank, ranks, micro_batches, virtual_stages)
+        case "interleaved-zero-bubble":
+            return _interleaved_zero_bubble(rank, ranks, micro_batches, virtual_stages)
+        case "zbv-zero-bubble":
+            return _zero_bubble_v(rank, ranks, micro_batches)
+        case "dualpipev":
+            return _DualPipeV(rank, ranks, micro_batches).turns()
+    raise AssertionError(f"{schedule} is no list")
+
+
+def _rounds(ranks: int, micro_batches: int) -> int:
+    return max(1, micro_batches // ranks)
+
+
+def _whole_rounds(ranks: int, micro_batches: int, step: int) -> int:
+    """The next number that divides into rounds."""
+    while micro_batches % _rounds(ranks, micro_batches):
+        micro_batches += step
+    return micro_batches
+
+
+def _breadth_first(rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
+    stages = range(rank, ranks * virtual_stages, ranks)
+    for stage in stages:
+        for micro_batch in range(micro_batches):
+            yield (Compute("F", stage, micro_batch),)
+    for stage in reversed(stages):
+        for micro_batch in reversed(range(micro_batches)):
+            yield (Compute("B", stage, micro_batch),)
+
+
+class _Rounds(NamedTuple):
+    """forwards, backwards: (stage, micro-batch) of a rank, a round through one of its stages after the other. warm_up:
+    forwards before the first backward.
+    """
+
+    forwards: list[tuple[int, int]]
+    backwards: list[tuple[int, int]]
+    warm_up: int
+
+
+def _in_rounds(rank: int, ranks: int, micro_batches: int, virtual_stages: int, a_hop: int) -> _Rounds:
+    """a_hop: forwards that a rank runs ahead of the next one, there and back."""
+    each = micro_batches // _rounds(ranks, micro_batches)
+    firsts = range(0, micro_batches, each)
+    there = [rank + ranks * turn for turn in range(virtual_stages)]
+    back = there[::-1]
+    forwards, backwards = (
+        [(stage, first + index) for first in firsts for stage in stages for index in range(each)]
+        for stages in (there, back)
+    )
+    warm_up = (virtual_stages - 1) * each + a_hop * (ranks - 1 - rank)
+    return _Rounds(forwards, backwards, min(warm_up, len(forwards)))
+
+
+def _interleaved(rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
+    forwards, backwards, warm_up = _in_rounds(rank, ranks, micro_batches, virtual_stages, 2)
+    for index in range(len(forwards) + warm_up):
+        if index < len(forwards):
+            yield (Compute("F", *forwards[index]),)
+        if index >= warm_up:
+            yield (Compute("B", *backwards[index - warm_up]),)
+
+
+def _interleaved_zero_bubble(rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
+    """Gradients of weights lag behind those of inputs, by one more in each rank."""
+    forwards, backwards, warm_up = _in_rounds(rank, ranks, micro_batches, virtual_stages, 1)
+    for index in range(len(forwards) + warm_up):
+        if index < len(forwards):
+            yield (Compute("F", *forwards[index]),)
+        if index >= warm_up:
+            yield (Compute("I", *backwards[index - warm_up]),)
+        if index >= warm_up + rank:
+            yield (Compute("W", *backwards[index - warm_up - rank]),)
+    for stage, micro_batch in backwards[max(0, len(backwards) - rank) :]:
+        yield (Compute("W", stage, micro_batch),)
+
+
+def _zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> Iterator[Turn]:
+    """The schedule of enough micro-batches to fill the pipeline, less those that there are not."""
+    there, back = rank, 2 * ranks - 1 - rank
+    enough = max(2 * ranks - 1, micro_batches)
+    begun: Counter[tuple[str, int]] = Counter()
+
+    def each(kinds: str, stage: int) -> Iterator[Turn]:
+        for kind in kinds:
+            micro_batch = begun[kind, stage]
+            begun[kind, stage] += 1
+            if micro_batch < micro_batches:
+                yield (Compute(kind, stage, micro_batch),)
+
+    yield from each("F" * (2 * (ranks - rank) - 1), there)
+    for _ in range(rank):
+        yield from each("F", back)
+        yield from each("F", there)
+    for _ in range(ranks - rank):
+        yield from each("FIW", back)
+    while begun["F", back] < enough:
+        if begun["F", there] < enough:
+            yield from each("F", there)
+        yield from each("IW", there)
+        yield from each("FIW", back)
+    for _ in range(rank):
+        yield from each("I", there)
+        yield from each("I", back)
+    for _ in range(ranks - rank):
+        yield from each("IW", there)
+    for stage in (back, there):
+        yield from each("W" * (begun["I", stage] - begun["W", stage]), stage)
+
+
+class _DualPipeV:
+    """Of one rank. there, back: its stages."""
+
+    def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        self.there, self.back = rank, 2 * ranks - 1 - rank
+        self._rank, self._hops, self._micro_batches = rank, ranks - 1 - rank, micro_batches
+        self._is_last = rank == ranks - 1
+        self._paired = micro_batches - 2 * ranks + rank + 1
+        self._begun: Counter[tuple[bool, int]] = Counter()
+        self._without_weights: deque[tuple[int, int]] = deque()
+
+    def turns(self) -> Iterator[Turn]:
+        yield from self._fill()
+        for index in range(self._paired):
+            if index == 0 and self._is_last:
+                yield (self._next("F", self.there),)
+                yield (self._next("B", self.back),)
+            else:
+                yield self._next("F", self.there), self._next("B", self.back)
+            yield self._next("F", self.back), self._next("B", self.there)
+        for _ in range(self._hops):
+            yield (self._next("B", self.back),)
+            yield self._next("F", self.back), self._next("B", self.there)
+        yield from self._drain()
+
+    def _fill(self) -> Iterator[Turn]:
+        for _ in range(2 * self._hops):
+            yield (self._next("F", self.there),)
+        for _ in range(self._rank + 1):
+            yield (self._next("F", self.there),)
+            yield (self._next("F", self.back),)
+        for _ in range(self._hops):
+            yield (self._next("I", self.back),)
+            yield from self._weights()
+            yield (self._next("F", self.back),)
+
+    def _drain(self) -> Iterator[Turn]:
+        """The second half of the backwards there and back, counted over both, leaves weights for the end."""
+        last = 2 * (self._rank + 1)
+        for index in range(last):
+            kind = "B" if index <= self._rank else "I"
+            yield (self._next(kind, self.there if index % 2 else self.back),)
+        for _ in range(self._hops):
+            yield from self._weights()
+            yield (self._next("I", self.there),)
+        for _ in range(self._rank + 1):
+            yield from self._weights()
+
+    def _next(self, kind: str, stage: int) -> Compute:
+        key = (kind == "F", stage)
+        micro_batch = self._begun[key]
+        self._begun[key] += 1
+        if kind == "I":
+            self._without_weights.append((stage, micro_batch))
+        return Compute(kind, stage, micro_batch)
+
+    def _weights(self) -> Iterator[Turn]:
+        if self._without_weights:
+            yield (Compute("W", *self._without_weights.popleft()),)
