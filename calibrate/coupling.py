@@ -8,16 +8,17 @@ and tail_share are those with which they take what was measured: the function th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
 from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import LIST, PAUSE, Slowdown
-from perfmodel.hardware.interconnect import ContentionRecord, Coupling
+from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Role
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.meeting import alone
 
 COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
 COMMUNICATION_FACTORS = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7)
@@ -27,6 +28,8 @@ MOST_TRIALS, FINEST = 80, 1e-3
 NEARBY = (0.97, 1.0, 1.03)
 LOOP_KERNELS = 8  # at least; enough for LOOP_COLLECTIVES
 LOOP_COLLECTIVES = 6
+
+MOVING: tuple[Role, ...] = ("send", "receive")
 
 # Measured kernel (first word of the pair's key): the kind of operators it stands for.
 KIND_OF_KERNEL = {
@@ -46,22 +49,45 @@ KIND_OF_KERNEL = {
 def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling]:
     """One coupling a kind, fitted to its pairs with the smallest and the largest all_reduce and the largest all_gather.
 
-    The other pairs with rings are held out: they only say how well it does. Messages between two ranks hold fewer
-    multiprocessors, and are left out.
+    The other pairs with rings are held out: they only say how well it does. Messages between two ranks have couplings
+    of their own.
     """
-    by_kind: dict[str, dict[str, ContentionRecord]] = {}
-    for key, record in records.items():
-        kernel, collective = key.split()[:2]
-        if kernel in KIND_OF_KERNEL and collective in RINGS:
-            by_kind.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
     return {
-        kind: _pause(pairs.values()) if kind == PAUSE else _fit_kind(pairs, kind != LIST)
-        for kind, pairs in sorted(by_kind.items())
+        kind: _steady(pairs.values()) if kind == PAUSE else _fit_kind(pairs, kind != LIST)
+        for kind, pairs in _by_kind(records, RINGS).items()
     }
 
 
-def _pause(records: Iterable[ContentionRecord]) -> Coupling:
-    """Of kernels that do nothing, which neither slow a collective nor keep it waiting."""
+def fit_message_couplings(records: Mapping[str, ContentionRecord]) -> dict[Role, dict[str, Coupling]]:
+    """One coupling a role and a kind, fitted to all its pairs: a long and a short message.
+
+    Beside a receive that waits nothing moves, so what slows a kernel is all that there is.
+    """
+    moving: dict[Role, dict[str, Coupling]] = {
+        role: {
+            kind: _steady(pairs.values()) if kind == PAUSE else _fit(list(pairs.values()), [], kind != LIST)
+            for kind, pairs in _by_kind(records, (role,)).items()
+        }
+        for role in MOVING
+    }
+    waiting = {kind: _steady(pairs.values()) for kind, pairs in _by_kind(records, ("wait",)).items()}
+    return {role: found for role, found in (moving | {"wait": waiting}).items() if found}
+
+
+def _by_kind(
+    records: Mapping[str, ContentionRecord], beside: Collection[str]
+) -> dict[str, dict[str, ContentionRecord]]:
+    """Of kernels that stand for kinds of operators, the pairs with these collectives, or in these roles."""
+    found: dict[str, dict[str, ContentionRecord]] = {}
+    for key, record in records.items():
+        kernel, collective = key.split()[:2]
+        if kernel in KIND_OF_KERNEL and collective in beside:
+            found.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
+    return dict(sorted(found.items()))
+
+
+def _steady(records: Iterable[ContentionRecord]) -> Coupling:
+    """Of what neither slows a collective nor keeps it waiting, as kernels that do nothing."""
     known = list(records)
     return Coupling(
         compute_factor=max(float(np.median([record.compute_factor for record in known])), 1.0),
@@ -165,7 +191,7 @@ def slowed_loops(
     lasting_s = count * compute_s * compute_factor
     for number in range(int(np.ceil(lasting_s / communication_s)) + 1):
         device.add(Item(1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
-    device.run_until(count)
+    alone(device.run_until(count))
     end_s = float(device.end_s[count - 1])
     done = [item.end_s for item in device.items if item.is_done and item.end_s <= end_s]
     share = (max(done) - 0.37 * compute_s) / len(done) if done else end_s

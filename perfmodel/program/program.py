@@ -20,7 +20,7 @@ COMPUTE = 0  # the stream on which operators run
 BY_HOST = -1  # in place of a stream that waits: the host itself, which gives nothing to any stream meanwhile
 
 # Kinds of instructions that no trace has. Columns a and b mean:
-# COLLECTIVE  a: index into the program's collectives   b: 0
+# COLLECTIVE  a: index into the program's collectives   b: of messages, 1 + index into the program's exchanges; else 0
 # RECORD      a: number of the mark                     b: 0. The mark is reached when the stream has done all so far
 # WAIT        a: number of the mark                     b: 0. What the stream is given from now on starts after it
 # HOST        a: 0                                      b: 0. The host works, and gives nothing to any stream
@@ -64,6 +64,16 @@ class Collective(NamedTuple):
         return Members(self.group, self.ranks)
 
 
+class Message(NamedTuple):
+    """What one rank sends to another. name: the same for both, and no other's in a step. is_buffered: it fits into what
+    the library keeps between the two, so that the sender does not wait for the receiver.
+    """
+
+    name: str
+    is_send: bool
+    is_buffered: bool = False
+
+
 class Inserted(NamedTuple):
     """An instruction of a strategy. kind, a, b: as in a trace, or as above. call: what its host time is looked up by
     among an interconnect's calls, or ``launch`` for an operator called from C++; empty for none. share: of that call.
@@ -103,7 +113,7 @@ class Program:
 
     edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
     numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
-    what it replaces later.
+    what it replaces later. exchanges: messages that are sent and received together.
     """
 
     trace: Trace
@@ -115,6 +125,7 @@ class Program:
     collectives: tuple[Collective, ...] = ()
     setup: tuple[Inserted, ...] = ()
     rebuild: Rebuild | None = None
+    exchanges: tuple[tuple[Message, ...], ...] = ()
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:

@@ -16,19 +16,23 @@ While other streams wait for events, the gap before each kernel of the compute s
 :attr:`~perfmodel.hardware.profile.Launch.waiting_gap_s`, where that was measured. (A recorded step of gpt-large
 under zero2 on two H200s shows it: 2.7 us between kernels from the first gather to the last, while two streams wait, and
 1.5 us after it, where one waits at most: tests/simulate/test_recorded_step.py.) A collective that runs makes gaps
-longer as well (``Slowdown.pause_s``); of the two the longer holds. Items of no kind are not seen to wait: their start
-is known ahead.
+longer as well (``Slowdown.pause_s``). The two do not add up: in that step, gaps grow by 1.1 us where streams wait, and
+by 1.5 where a gather runs besides, which alone makes it 1.3 (h200-sxm-x2). The longer of the two is taken. Items of no
+kind are not seen to wait: their start is known ahead.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
+from perfmodel.simulate.meeting import Clock, Meeting
 
 CHUNK = 512  # entries of one pass while communication is near
 MOMENT_S = 1e-9  # less is rounding: what begins as something ends
@@ -38,7 +42,7 @@ MOMENT_S = 1e-9  # less is rounding: what begins as something ends
 class Item:
     """One piece of work of a lane. ready_s: when its launch has arrived. after_entry: number of the entry, counted over
     all steps, that must have ended, with all before it (-1: none). after_items: items that must have, too. kind: which
-    slowdown holds while it runs, -1 for none.
+    slowdown holds while it runs, -1 for none. meetings: of messages, each with its side; they set its end.
     """
 
     lane: int
@@ -47,6 +51,7 @@ class Item:
     ready_s: float
     after_entry: int = -1
     after_items: tuple[Item, ...] = ()
+    meetings: tuple[tuple[Meeting, int], ...] = ()
     start_s: float = -1.0
     end_s: float = -1.0
     left_s: float = 0.0
@@ -55,6 +60,11 @@ class Item:
     @property
     def is_done(self) -> bool:
         return self.end_s >= 0
+
+    @property
+    def met_s(self) -> float:
+        """When its messages have arrived; infinity while that is not known."""
+        return max(meeting.end_s(side) for meeting, side in self.meetings)
 
 
 @dataclass
@@ -77,12 +87,19 @@ class Device:
         Of a step.
     kernels : numpy.ndarray, optional
         Of each entry of a step.
+    horizon_s : callable, optional
+        Until when what others do is known, for messages.
     """
 
     def __init__(
-        self, launch: Launch, slowdowns: list[Slowdown], entries: int, kernels: np.ndarray | None = None
+        self,
+        launch: Launch,
+        slowdowns: list[Slowdown],
+        entries: int,
+        kernels: np.ndarray | None = None,
+        horizon_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        self._launch = launch
+        self._launch, self._horizon_s = launch, horizon_s
         self.start_s = np.zeros(0)
         self.end_s = np.zeros(0)
         self.done = 0
@@ -139,33 +156,47 @@ class Device:
         elif entry > self.done and entry not in self._cuts:
             self._cuts = sorted({*self._cuts, entry})
 
-    def run_until(self, entry: int) -> None:
+    def run_until(self, entry: int) -> Clock:
         """All entries before this one have ended."""
         while self.done < entry:
             for item in self._waits.pop(self.done, []):
-                self.finish(item)
+                yield from self.finish(item)
                 self._free_s = max(self._free_s, item.end_s)
-            self._pass(entry)
+            blocked_s = self._pass(entry)
+            if blocked_s is not None:
+                yield blocked_s
 
-    def run_all(self) -> None:
+    def run_all(self) -> Clock:
         """Everything issued has ended."""
-        self.run_until(self._issued)
+        yield from self.run_until(self._issued)
         for item in self.items:
-            self.finish(item)
+            yield from self.finish(item)
 
-    def finish(self, item: Item) -> None:
+    def finish(self, item: Item) -> Clock:
         """The item has ended, the compute stream standing still meanwhile (it has nothing more to do before that)."""
         while not item.is_done or item.end_s > self._free_s:
             self._start_lanes(self._free_s)
             running = [lane for lane in self._lanes.values() if lane.running is not None]
-            ends_s = [self._free_s + lane.running.left_s for lane in running if lane.running is not None]
+            ends_s = [self._end_alone_s(lane.running) for lane in running if lane.running is not None]
             own_s = [max(item.end_s, self._free_s)] if item.is_done else []
             event_s = min([*ends_s, *self._known_starts_s(), *own_s], default=np.inf)
+            if self._is_blocked(running, event_s):
+                yield event_s
+                continue
             if event_s == np.inf:
                 raise RuntimeError(f"work of stream {item.lane} waits for work that was never issued")
             for lane, end_s in zip(running, ends_s, strict=True):
                 self._advance(lane, event_s - self._free_s, event_s, end_s <= event_s)
             self._free_s = event_s
+
+    def _end_alone_s(self, item: Item) -> float:
+        """Of a running item, if the compute stream does nothing."""
+        return max(item.met_s, self._free_s) if item.meetings else self._free_s + item.left_s
+
+    def _is_blocked(self, running: list[_Lane], time_s: float) -> bool:
+        """Whether a message may change what happens before then."""
+        met = (lane.running is None or not lane.running.meetings or lane.running.met_s < math.inf for lane in running)
+        return not all(met) and (time_s == math.inf or time_s > self._horizon_s())
 
     def _advance(self, lane: _Lane, work_s: float, time_s: float, is_over: bool) -> None:
         item = lane.running
@@ -199,11 +230,16 @@ class Device:
         has_ended = False
         while (start_s := self._next_start_s(lane)) is not None:
             item, end_s = lane.waiting[0], start_s + lane.waiting[0].duration_s
-            if item.kind >= 0 and (start_s > time_s or self._holds(item, time_s)):
+            is_seen = item.kind >= 0 or bool(item.meetings)
+            if is_seen and (start_s > time_s or self._holds(item, time_s)):
                 break
             lane.waiting.popleft()
             item.start_s = start_s
-            if item.kind < 0 or end_s <= time_s:
+            if item.meetings:
+                lane.running = item
+                for meeting, side in item.meetings:
+                    meeting.arrive(side, start_s)
+            elif item.kind < 0 or end_s <= time_s:
                 item.end_s = lane.free_s = end_s
                 has_ended = True
             else:
@@ -216,15 +252,17 @@ class Device:
 
         Streams of equal priority: blocks of a later kernel are handed out only after all of an earlier one's.
         """
-        if item.has_waited or self._begun_s is None:
+        if item.has_waited or self._begun_s is None or item.kind < 0:
             return False
         item.has_waited = True
         tail_s = float(self._slowdowns[item.kind].tail_s[self.done % self._step_entries])
         item.ready_s = time_s + max(float(self._left_s[self.done]) - tail_s, 0.0)
         return item.ready_s > time_s
 
-    def _pass(self, entry: int) -> None:
-        """Entries up to the next cut, or up to where an item starts or ends."""
+    def _pass(self, entry: int) -> float | None:
+        """Entries up to the next cut, or up to where an item starts or ends; if a message may change what they do
+        before, nothing but when that would have been.
+        """
         self._start_lanes(self._free_s)
         while self._cuts and self._cuts[0] <= self.done:
             self._cuts.pop(0)
@@ -247,6 +285,8 @@ class Device:
         event_s = min([*starts_s, *ends_s, *self._arrivals_s()], default=np.inf)
         whole = int(np.searchsorted(end_s, event_s, side="right"))
         stop_s = min(event_s, float(end_s[-1]))
+        if self._is_blocked(running, stop_s):
+            return stop_s
         ended = [kind for kind, over_s in zip(kinds, ends_s, strict=True) if over_s <= stop_s]
         for lane, over_s in zip(running, ends_s, strict=True):
             self._advance(lane, self._work_until(lane, start_s, end_s, part, stop_s), stop_s, over_s <= stop_s)
@@ -254,6 +294,7 @@ class Device:
         if whole < len(end_s):
             self._split(float(start_s[whole]), event_s, float(factor[whole]), float(gaps[whole]))
             self._keep_pace(ended)
+        return None
 
     def _finish_entries(self, start_s: np.ndarray, end_s: np.ndarray) -> None:
         if not len(end_s):
@@ -287,7 +328,7 @@ class Device:
         if self._begun_s is None or self._free_s - self._begun_s < MOMENT_S:
             return
         column = self.done % self._step_entries
-        for slowdown in (self._slowdowns[kind] for kind in ended):
+        for slowdown in (self._slowdowns[kind] for kind in ended if kind >= 0):
             wave_s = 0.0 if slowdown.wave_s is None else float(slowdown.wave_s[column])
             if wave_s > 0:
                 on_s = float(self._left_s[self.done]) % wave_s
@@ -300,7 +341,7 @@ class Device:
     def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray:
         factor = np.ones(part.stop - part.start)
         for lane in running:
-            if lane.running is not None:
+            if lane.running is not None and lane.running.kind >= 0:
                 factor = factor * self._slowdowns[lane.running.kind].compute_factor[self._columns(part)]
         return factor
 
@@ -316,7 +357,7 @@ class Device:
     def _pause_s(self) -> float:
         """What the items that run have already made of the gaps: the two do not add up."""
         running = (lane.running for lane in self._lanes.values() if lane.running is not None)
-        return max((self._slowdowns[item.kind].pause_s for item in running), default=0.0)
+        return max((self._slowdowns[item.kind].pause_s for item in running if item.kind >= 0), default=0.0)
 
     def _waiting(self) -> list[Item]:
         """Of each lane the next item, if it waits for work of another lane or of the compute stream."""
@@ -351,6 +392,8 @@ class Device:
         """When the running item ends, if nothing else changes; infinity if not within these entries."""
         item = lane.running
         assert item is not None
+        if item.meetings:
+            return max(item.met_s, self._free_s)
         at_start_s, at_end_s = self._progress(item, start_s, end_s, part)
         index = int(np.searchsorted(at_end_s, item.left_s))
         if index == len(at_end_s):
@@ -364,6 +407,8 @@ class Device:
         """Work of the running item done until ``time_s``, where the pass ends."""
         item = lane.running
         assert item is not None
+        if item.meetings:
+            return 0.0
         at_start_s, _ = self._progress(item, start_s, end_s, part)
         index = min(int(np.searchsorted(end_s, time_s)), len(end_s) - 1)
         beside_s = time_s - float(start_s[index])

@@ -18,6 +18,8 @@ one group are one communicator's, which runs them in the order in which the host
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ import numpy as np
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.meeting import RECEIVER, SENDER, Clock, Meeting, World
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, PhaseSpan, SideKernel, Timeline
 from perfmodel.workload.trace_file import EventKind
@@ -46,13 +49,18 @@ def _both(*marks: _Mark) -> _Mark:
 class _Rank:
     """Issues steps one after another."""
 
-    def __init__(self, program: Program, work: StepWork, launch: Launch, steps: int) -> None:
+    def __init__(
+        self, program: Program, work: StepWork, launch: Launch, steps: int, world: World | None = None, rank: int = 0
+    ) -> None:
         columns = program.instructions
         self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
+        self._b, self._exchanges = columns.b.tolist(), program.exchanges
+        self._world, self._rank, self._step = world or World(1), rank, 0
         self._group = [collective.group for collective in program.collectives]
         self.work, self.launch = work, launch
         entries = len(work.position)
-        self.device = Device(launch, list(work.slowdowns), entries, work.kernels)
+        horizon_s = partial(self._world.horizon_s, rank)
+        self.device = Device(launch, list(work.slowdowns), entries, work.kernels, horizon_s)
         self.device.reserve(steps * entries)
         self.issue_s = np.zeros(steps * entries)
         before = np.arange(steps) * work.launched_kernels
@@ -61,7 +69,7 @@ class _Rank:
         launches = np.tile(work.kernels > 0, steps)
         self._launch_before = np.maximum.accumulate(np.where(launches, np.arange(len(launches)), -1))
         self._held_by = self._holding(self._queued_until)
-        self._host_s = 0.0
+        self.host_s = 0.0
         self._reached_s = 0.0  # of this step's host costs, what the host's clock contains
         self._marks: dict[int, _Mark] = {}
         self._gates: dict[int, list[_Mark]] = {}  # by stream: what its next work waits for
@@ -70,39 +78,39 @@ class _Rank:
         self._queued_before = 0  # launches of the steps before
         self.beside: list[tuple[int, float, Item]] = []  # of this step: position, issue, item
 
-    def step(self) -> None:
+    def step(self) -> Clock:
         """One step: entries in stretches between the instructions at which something else happens."""
         self._reached_s, self._marks, self.beside = 0.0, {}, []
         done = 0
         for position in self.work.actions:
             before = int(np.searchsorted(self.work.order, 2 * position + 1))
-            self._issue(done, before)
+            yield from self._issue(done, before)
             self._work_until(float(self.work.host_until_s[position + 1]))
-            self._act(position)
+            yield from self._act(position)
             done = before
-        self._issue(done, len(self.work.position))
+        yield from self._issue(done, len(self.work.position))
         self._work_until(float(self.work.host_until_s[-1]))
         self._queued_before += self.work.launched_kernels
+        self._step += 1
 
-    def wait(self) -> float:
-        """The host waits until everything issued is done; returns its clock."""
-        self._synchronize(tuple(self._last.values()))
-        return self._host_s
+    def wait(self) -> Clock:
+        """The host waits until everything issued is done."""
+        yield from self._synchronize(tuple(self._last.values()))
 
-    def _synchronize(self, items: tuple[Item, ...]) -> None:
+    def _synchronize(self, items: tuple[Item, ...]) -> Clock:
         """The host waits for all that the compute stream was given, and for these."""
         issued = self.device.issued
-        self.device.run_until(issued)
+        yield from self.device.run_until(issued)
         for item in items:
-            self.device.finish(item)
+            yield from self.device.finish(item)
         ends_s = [*self.device.end_s[max(issued - 1, 0) : issued].tolist(), *(item.end_s for item in items)]
-        self._host_s = max([self._host_s, *ends_s]) + self.launch.synchronize_s
+        self.host_s = max([self.host_s, *ends_s]) + self.launch.synchronize_s
 
     def _work_until(self, reached_s: float) -> None:
-        self._host_s += reached_s - self._reached_s
+        self.host_s += reached_s - self._reached_s
         self._reached_s = reached_s
 
-    def _issue(self, start: int, stop: int) -> None:
+    def _issue(self, start: int, stop: int) -> Clock:
         """Entries of this step, in blocks that cannot fill the launch queue by themselves."""
         work, depth = self.work, self.launch.queue_depth
         while start < stop:
@@ -112,14 +120,14 @@ class _Rank:
             part = slice(self.device.issued, self.device.issued + count)
             free = self._held_by[part]
             if free[-1] >= 0:
-                self.device.run_until(int(free[-1]) + 1)
+                yield from self.device.run_until(int(free[-1]) + 1)
             cumulative_s = work.entry_host_s[block] - self._reached_s
             held_s = np.where(free >= 0, self.device.start_s[free], -np.inf)
-            held_s[0] = max(held_s[0], self._host_s + cumulative_s[0])
+            held_s[0] = max(held_s[0], self.host_s + cumulative_s[0])
             issue_s = cumulative_s + np.maximum.accumulate(held_s - cumulative_s)
             self.issue_s[part] = issue_s
             self.device.issue(issue_s, work.duration_s[block])
-            self._host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
+            self.host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
             start = block.stop
 
     def _holding(self, queued_until: np.ndarray) -> np.ndarray:
@@ -127,16 +135,18 @@ class _Rank:
         full = np.searchsorted(self._queued_until, queued_until - self.launch.queue_depth, side="right") - 1
         return np.where(full >= 0, self._launch_before[full], -1)
 
-    def _act(self, position: int) -> None:
+    def _act(self, position: int) -> Clock:
         kind, stream, number = self._kind[position], self._stream[position], self._a[position]
         if kind == EventKind.SYNC:
-            self._synchronize(self.device.awaited)
+            yield from self._synchronize(self.device.awaited)
         elif kind == RECORD:
             self._marks[number] = self._mark(stream)
+        elif kind == WAIT and stream == BY_HOST:
+            yield from self._await(self._marks[number])
         elif kind == WAIT:
             self._wait(stream, self._marks[number])
         elif kind == EventKind.OP:
-            self._launch_beside(position, stream)
+            yield from self._launch_beside(position, stream)
         elif stream == COMPUTE:
             self._communicate_between(self._group[number])
         else:
@@ -150,29 +160,27 @@ class _Rank:
         return _both(*last, *self._gates.get(stream, []))
 
     def _wait(self, stream: int, mark: _Mark) -> None:
-        if stream == BY_HOST:
-            self._await(mark)
-        elif stream == COMPUTE:
+        if stream == COMPUTE:
             self.device.wait(mark.items)
         else:
             self._gates.setdefault(stream, []).append(mark)
 
-    def _await(self, mark: _Mark) -> None:
+    def _await(self, mark: _Mark) -> Clock:
         """The host waits for this, if it has not happened yet; the compute stream does what it was given meanwhile."""
-        self.device.run_until(self.device.issued)
+        yield from self.device.run_until(self.device.issued)
         for item in mark.items:
-            self.device.finish(item)
+            yield from self.device.finish(item)
         ends_s = [*self.device.end_s[mark.entry : mark.entry + 1].tolist(), *(item.end_s for item in mark.items)]
-        if (end_s := max(ends_s, default=0.0)) > self._host_s:
-            self._host_s = end_s + self.launch.synchronize_s
+        if (end_s := max(ends_s, default=0.0)) > self.host_s:
+            self.host_s = end_s + self.launch.synchronize_s
 
-    def _launch_beside(self, position: int, stream: int) -> None:
+    def _launch_beside(self, position: int, stream: int) -> Clock:
         """A kernel of another stream, when the launch queue has room for it."""
         side, index = self.work.side, self._side[position]
         held_by = int(self._holding(self._queued_before + self.work.queued_until_side[index : index + 1])[0])
         if held_by >= 0:
-            self.device.run_until(held_by + 1)
-            self._host_s = max(self._host_s, float(self.device.start_s[held_by]))
+            yield from self.device.run_until(held_by + 1)
+            self.host_s = max(self.host_s, float(self.device.start_s[held_by]))
         self._add(position, stream, float(side.duration_s[index]), int(side.kind[index]))
 
     def _communicate_beside(self, position: int, stream: int, number: int) -> None:
@@ -180,8 +188,22 @@ class _Rank:
         if group in self._last_of_group:
             self._wait(stream, self._last_of_group[group])
         kind = number if self.work.contends else -1
-        item = self._add(position, stream, float(self.work.collective_s[number]), kind)
+        item = self._add(
+            position, stream, float(self.work.collective_s[number]), kind, self._meetings(position, number)
+        )
         self._last_of_group[group] = _Mark(-1, (item,))
+
+    def _meetings(self, position: int, number: int) -> tuple[tuple[Meeting, int], ...]:
+        """With those that the messages are exchanged with, if it is of messages."""
+        exchange = self._b[position]
+        if exchange == 0:
+            return ()
+        duration_s, found = float(self.work.collective_s[number]), []
+        for message in self._exchanges[exchange - 1]:
+            side = SENDER if message.is_send else RECEIVER
+            name = (self._step, message.name)
+            found.append((self._world.meeting(name, side, self._rank, duration_s, message.is_buffered), side))
+        return tuple(found)
 
     def _communicate_between(self, group: str) -> None:
         """The next entry of the compute stream is a collective."""
@@ -189,12 +211,19 @@ class _Rank:
             self._wait(COMPUTE, self._last_of_group[group])
         self._last_of_group[group] = _Mark(self.device.issued, ())
 
-    def _add(self, position: int, stream: int, duration_s: float, kind: int) -> Item:
+    def _add(
+        self,
+        position: int,
+        stream: int,
+        duration_s: float,
+        kind: int,
+        meetings: tuple[tuple[Meeting, int], ...] = (),
+    ) -> Item:
         gate = _both(*self._gates.pop(stream, []))
-        item = Item(stream, duration_s, kind, self._host_s + self.launch.latency_s, gate.entry, gate.items)
+        item = Item(stream, duration_s, kind, self.host_s + self.launch.latency_s, gate.entry, gate.items, meetings)
         self.device.add(item)
         self._last[stream] = item
-        self.beside.append((position, self._host_s, item))
+        self.beside.append((position, self.host_s, item))
         return item
 
 
@@ -207,15 +236,49 @@ def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
     Assumes: every rank reaches a collective when this one does. Source of the recurrences: max-plus algebra of a FIFO
     queue.
     """
-    alone = _Rank(program, work, launch, 1)
-    alone.step()
-    synced_step_s = alone.wait()
-    steps = math.ceil(launch.queue_depth / max(work.launched_kernels, 1)) + 2
-    rank = _Rank(program, work, launch, steps)
-    for _ in range(steps):
-        rank.step()
-    rank.device.run_all()
-    return _timeline(program, work, rank, synced_step_s)
+    (timeline,) = simulate_together([program], [work], launch)
+    return timeline
+
+
+def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], launch: Launch) -> list[Timeline]:
+    """The same of ranks that send each other messages, each with a program of its own; all begin with idle clocks.
+
+    Raises
+    ------
+    PerfModelError
+        If they wait for each other for ever.
+    """
+    launched = min(work.launched_kernels for work in works)
+    steps = math.ceil(launch.queue_depth / max(launched, 1)) + 2
+    synced = _Together(programs, works, launch, 1)
+    synced.run(wait=True)
+    steady = _Together(programs, works, launch, steps)
+    steady.run(wait=False)
+    synced_step_s = max(rank.host_s for rank in synced.ranks)
+    return [
+        _timeline(program, work, rank, synced_step_s)
+        for program, work, rank in zip(programs, works, steady.ranks, strict=True)
+    ]
+
+
+class _Together:
+    """Ranks that run so many steps."""
+
+    def __init__(self, programs: Sequence[Program], works: Sequence[StepWork], launch: Launch, steps: int) -> None:
+        self._world, self._steps = World(len(programs)), steps
+        self.ranks = [
+            _Rank(program, work, launch, steps, self._world, number)
+            for number, (program, work) in enumerate(zip(programs, works, strict=True))
+        ]
+
+    def run(self, wait: bool) -> None:
+        """wait: the hosts do, at the end."""
+        self._world.run([self._clock(rank, wait) for rank in self.ranks])
+
+    def _clock(self, rank: _Rank, wait: bool) -> Clock:
+        for _ in range(self._steps):
+            yield from rank.step()
+        yield from rank.wait() if wait else rank.device.run_all()
 
 
 def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: float) -> Timeline:

@@ -169,6 +169,7 @@ def _by_entry(slowdown: Slowdown, order: np.ndarray, on_compute: np.ndarray) -> 
         spread(slowdown.communication_factor, 1.0),
         spread(slowdown.tail_s, np.inf),
         None if slowdown.wave_s is None else spread(slowdown.wave_s, 0.0),
+        slowdown.pause_s,
     )
 
 

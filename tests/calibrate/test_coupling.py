@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.coupling import coupling_error, fit_couplings, fit_own_couplings, slowed_loops
+from calibrate.coupling import coupling_error, fit_couplings, fit_message_couplings, fit_own_couplings, slowed_loops
 from perfmodel.hardware.interconnect import ContentionRecord
 
 US = 1e-6
@@ -101,3 +101,32 @@ def test_kernels_that_do_nothing_tell_the_pause_between_kernels() -> None:
     pairs = {f"add_one {key}": record(2 * US, COLLECTIVES[key], (factor, 1.3)) for key, factor in factors.items()}
     found = fit_couplings(pairs)["pause"]
     assert (found.compute_factor, found.communication_factor, found.kernel_s, found.pairs) == (4.5, 1.0, 2 * US, 2)
+
+
+@pytest.mark.parametrize("role", ["send", "receive"])
+def test_messages_have_couplings_by_role(role: str) -> None:
+    """Found again from a long and a short one; pairs with collectives, and in the other role, have no part in it."""
+    kernel_s, coupling = 155 * US, (1.7, 1.15, 0.13)
+    wires = {"2 float32 67108864": 200 * US, "2 float32 4194304": 30 * US}
+    pairs = {
+        f"add_256MiB {role} {key}": record(kernel_s, seconds, slowed_loops(kernel_s, seconds, coupling))
+        for key, seconds in wires.items()
+    }
+    pairs["add_one send 2 float32 67108864"] = record(2 * US, 200 * US, (4.0, 1.3))
+    pairs["add_256MiB all_reduce 2 float32 26214400"] = record(kernel_s, 116 * US, (3.0, 3.0))
+    found = fit_message_couplings(pairs)
+    assert set(found) == {"send", role}
+    fitted = found[role]["pointwise"]
+    assert (fitted.compute_factor, fitted.communication_factor) == pytest.approx(coupling[:2], rel=0.12)
+    assert (fitted.pairs, fitted.kernel_s) == (2, kernel_s)
+    assert fitted.fitted_error < 0.02
+    assert found["send"]["pause"].compute_factor == 4.0
+    assert set(fit_couplings(pairs)) == {"pointwise"}
+
+
+def test_a_receive_that_waits_slows_kernels_and_nothing_else() -> None:
+    found = fit_message_couplings({"layer_norm wait 2 float32 67108864": record(80 * US, 200 * US, (1.25, 1.0))})
+    ((role, couplings),) = found.items()
+    assert (role, list(couplings)) == ("wait", ["row"])
+    assert couplings["row"].compute_factor == 1.25
+    assert (couplings["row"].communication_factor, couplings["row"].tail_share) == (1.0, 1.0)

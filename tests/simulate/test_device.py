@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.meeting import alone
 
 from .naive_device import Entry, NaiveDevice
 from .streams import INF
@@ -125,7 +126,7 @@ def _in_passes(case: Case) -> tuple[list[float], list[Item]]:
         device.issue(np.array([entry.ready_s]), np.array([entry.duration_s]))
     for item in items:
         device.add(item)
-    device.run_all()
+    alone(device.run_all())
     return device.end_s.tolist(), items
 
 

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.meeting import alone
+from perfmodel.simulate.step_work import step_work
 
+from .steps import ops, program_of
 from .streams import INF, near
 
 
@@ -29,7 +32,7 @@ def ends(
     device.issue(np.zeros(count), np.array(duration_s))
     for each in items:
         device.add(each)
-    device.run_all()
+    alone(device.run_all())
     return device.end_s.tolist()
 
 
@@ -78,7 +81,7 @@ def test_a_gap_comes_on_top_of_a_pace_that_is_kept() -> None:
     device.issue(np.zeros(2), np.array([10.0, 10.0]))
     for each in (item(1, duration_s=3.2), item(2, after_entry=0)):
         device.add(each)
-    device.run_all()
+    alone(device.run_all())
     assert device.end_s.tolist() == [near(10.0 * (1.5 + 0.1)), near(26.0)]
 
 
@@ -107,5 +110,14 @@ def test_a_gap_and_the_pauses_beside_a_collective_do_not_add_up(pause_s: float, 
     device.issue(np.zeros(1), np.array([10.0]))
     device.add(Item(1, 100.0, 0, 0.0))
     device.add(item(2, after_entry=0))
-    device.run_all()
+    alone(device.run_all())
     assert device.end_s.tolist() == [near(ended_s)]
+
+
+def test_the_engine_keeps_what_a_collective_adds_to_gaps() -> None:
+    program = program_of(("backward", 0, ops(0, 0)))
+    slowed = Slowdown(np.full(2, 2.0), np.ones(2), np.full(2, INF), None, 3.0)
+    work = step_work(
+        program, np.ones(2), np.ones(1, dtype=int), np.zeros(len(program.instructions.kind)), None, (slowed,)
+    )
+    assert [each.pause_s for each in work.slowdowns] == [3.0]

@@ -1,0 +1,175 @@
+"""Ranks that send each other messages, with known answers. Seconds are whole for legibility."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.contention import Slowdown
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Launch
+from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, Message, Program
+from perfmodel.simulate.engine import simulate_together
+from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timeline import Timeline
+
+from .steps import ops, program_of
+from .streams import FAST_HOST, INF, WIRE, near
+
+HOST_S = 1e-6
+
+
+def post(number: int, mark: int, stream: int = WIRE) -> tuple[Inserted, ...]:
+    """What c10d does for messages that are exchanged together, all posted after what the compute stream was given; their
+    end is mark ``mark + 1``.
+    """
+    return (
+        Inserted(RECORD, mark),
+        Inserted(WAIT, mark, stream=stream),
+        Inserted(COLLECTIVE, number, number + 1, stream=stream),
+        Inserted(RECORD, mark + 1, stream=stream),
+    )
+
+
+def rank(kernels: int, *rows: tuple[int, tuple[Inserted, ...]], exchanges: list[tuple[Message, ...]]) -> Program:
+    """Kernels in order, and before kernel ``at`` these rows."""
+    program = program_of(("forward", 0, ops(*range(kernels))))
+    made = tuple(Collective("send_recv", "float32", 4 * (index + 1), 2, "pp") for index in range(len(exchanges)))
+    edits = tuple(Edit(0, at, inserted) for at, inserted in rows)
+    return replace(program, edits=edits, collectives=made, exchanges=tuple(exchanges))
+
+
+def run(
+    *ranks: tuple[Program, list[float], list[float]],
+    slowed: float | None = None,
+    launch: Launch = FAST_HOST,
+) -> list[Timeline]:
+    """Each: a program, seconds of its kernels, and of its exchanges. slowed: factor of kernels beside any message."""
+    works = []
+    for program, device_s, message_s in ranks:
+        launched = np.ones(len(device_s), dtype=int)
+        operation = program.instructions.a[launched_positions(program, launched)]
+        count = len(operation)
+        beside = (
+            ()
+            if slowed is None
+            else tuple(Slowdown(np.full(count, slowed), np.ones(count), np.full(count, INF)) for _ in message_s)
+        )
+        host_s = np.full(len(program.instructions.kind), HOST_S)
+        works.append(step_work(program, np.array(device_s)[operation], launched, host_s, np.array(message_s), beside))
+    return simulate_together([program for program, *_ in ranks], works, launch)
+
+
+def send(name: str, is_buffered: bool = False) -> tuple[Message, ...]:
+    return (Message(name, True, is_buffered),)
+
+
+def receive(name: str) -> tuple[Message, ...]:
+    return (Message(name, False),)
+
+
+def synced(*ranks: tuple[Program, list[float], list[float]], **options: float | None) -> float:
+    return run(*ranks, **options)[0].synced_step_time_s  # type: ignore[arg-type]
+
+
+def test_a_receiver_waits_for_what_it_is_sent() -> None:
+    first = rank(1, (1, post(0, 0)), exchanges=[send("a")])
+    second = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[receive("a")])
+    assert synced((first, [10.0], [3.0]), (second, [20.0], [3.0])) == near(10 + 3 + 20)
+
+
+def test_a_message_moves_once_both_are_there() -> None:
+    first = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[send("a")])
+    second = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[receive("a")])
+    times = run((first, [10.0, 5.0], [3.0]), (second, [25.0, 5.0], [3.0]))
+    assert times[0].synced_step_time_s == near(33.0)
+    buffered = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[send("a", is_buffered=True)])
+    (each, _) = run((buffered, [10.0, 5.0], [3.0]), (second, [25.0, 5.0], [3.0]))
+    assert each.start_s[1] - each.end_s[0] == near(3.0)  # the sender does not wait for the receiver
+
+
+def test_computing_goes_on_beside_a_receive_that_waits() -> None:
+    # The first kernel and the receive begin together; its message comes at 12, after the sender's kernel.
+    second = rank(3, (0, post(0, 0)), (2, (Inserted(WAIT, 1),)), exchanges=[receive("a")])
+    first = rank(1, (1, post(0, 0)), exchanges=[send("a")])
+    _, receiver = run((first, [12.0], [3.0]), (second, [5.0, 4.0, 1.0], [3.0]))
+    assert receiver.synced_step_time_s == near(12 + 3 + 1)
+    slow = synced((first, [12.0], [3.0]), (second, [5.0, 4.0, 1.0], [3.0]), slowed=2.0)
+    assert slow == near(15 + 1.5 + 1)  # beside the receive, until 15, 7.5 of the first 9 are done
+
+
+def test_the_end_of_a_message_is_found_within_a_kernel() -> None:
+    # A kernel of 20 s at half speed beside the receive until 15: 7.5 done, and the other 12.5 at full speed.
+    second = rank(2, (0, post(0, 0)), (1, (Inserted(WAIT, 1),)), exchanges=[receive("a")])
+    first = rank(1, (1, post(0, 0)), exchanges=[send("a")])
+    assert synced((first, [12.0], [3.0]), (second, [20.0, 1.0], [3.0]), slowed=2.0) == near(15 + 12.5 + 1)
+
+
+def test_messages_both_ways_end_together() -> None:
+    first = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("a", True), Message("b", False))])
+    second = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("b", True), Message("a", False))])
+    ours, theirs = run((first, [10.0, 5.0], [3.0]), (second, [14.0, 2.0], [4.0]))
+    assert ours.synced_step_time_s == near(14 + 4 + 5)  # as long as the side says that takes longer
+    assert (ours.step_time_s, theirs.step_time_s) == (near(20.0), near(20.0))  # the second is never idle
+    assert theirs.start_s[1] - theirs.end_s[0] == near(4.0)
+
+
+def test_a_chain_of_ranks() -> None:
+    # Two micro-batches through three stages of 10 s, a message takes 1: (2 + 3 - 1) x 10, messages of the first through
+    # two borders, and 2 more at the second rank, where messages to and from it share a stream.
+    def stage(first: bool, last: bool, number: int) -> Program:
+        rows, exchanges = [], []
+        for batch in range(2):
+            before: tuple[Inserted, ...] = ()
+            if batch > 0 and not last:
+                before = post(len(exchanges), 2 * len(exchanges))
+                exchanges.append(send(f"{number}-{batch - 1}"))
+            if not first:
+                before += (*post(len(exchanges), 2 * len(exchanges)), Inserted(WAIT, 2 * len(exchanges) + 1))
+                exchanges.append(receive(f"{number - 1}-{batch}"))
+            rows.append((batch, before))
+        if not last:
+            rows.append((2, post(len(exchanges), 2 * len(exchanges))))
+            exchanges.append(send(f"{number}-1"))
+        return rank(2, *rows, exchanges=exchanges)
+
+    stages = [stage(number == 0, number == 2, number) for number in range(3)]
+    found = run(*((each, [10.0, 10.0], [1.0] * len(each.exchanges)) for each in stages))
+    assert found[0].synced_step_time_s == near(44.0)
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_named() -> None:
+    first = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("b"), send("a")])
+    second = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("a"), send("b")])
+    with pytest.raises(PerfModelError, match=r"ranks 0, 1 wait for each other"):
+        run((first, [1.0], [1.0, 1.0]), (second, [1.0], [1.0, 1.0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=6),
+    st.booleans(),
+)
+def test_a_pair_in_lockstep_is_a_recurrence(rounds: list[tuple[int, int, int]], is_buffered: bool) -> None:
+    """Each round both compute, then the first sends and the second awaits it before its next kernel."""
+    count = len(rounds)
+    sends = [(at + 1, post(at, 2 * at)) for at in range(count)]
+    receives = [(at + 1, (*post(at, 2 * at), Inserted(WAIT, 2 * at + 1))) for at in range(count)]
+    first = rank(count, *sends, exchanges=[send(str(at), is_buffered) for at in range(count)])
+    second = rank(count, *receives, exchanges=[receive(str(at)) for at in range(count)])
+    message_s = [float(each) for *_, each in rounds]
+    found = synced(
+        (first, [float(each) for each, *_ in rounds], message_s),
+        (second, [float(each) for _, each, _ in rounds], message_s),
+    )
+    ours = theirs = wire = 0.0
+    for first_s, second_s, moving_s in rounds:
+        ours, theirs = ours + first_s, theirs + second_s
+        sent = max(ours, wire)
+        theirs = max(sent, theirs) + moving_s
+        wire = sent + moving_s if is_buffered else theirs
+    assert found == pytest.approx(max(ours, theirs, wire), abs=1e-3)
