@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
+from perfmodel.program.pipeline.orders import check_schedule
 from perfmodel.support import check_fsdp_groups, check_offload
 from perfmodel.units import format_bytes, format_seconds
-from perfmodel.workload.scenario import FsdpSection
+from perfmodel.workload.pipeline_parts import pipeline_of
+from perfmodel.workload.scenario import FsdpSection, PipelineSection
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -64,7 +66,8 @@ def measure(
 
     A scenario of several GPUs runs on as many ranks, each a process with random data of its own, joined by its
     ``hardware.interconnect``; every rank is measured so. With ``trace``, each writes one of four steps, from which the
-    overlap of communication and computation is taken.
+    overlap of communication and computation is taken. Of a pipeline each rank runs its stages of one batch, and writes
+    down when each computed what.
 
     Parameters
     ----------
@@ -106,8 +109,9 @@ def measure(
     }
     settings = {} if effort is None else asdict(effort)
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
-        if scenario.parallelism.dp > 1:
-            request |= {"ranks": scenario.parallelism.dp, "group_timeout_s": min(group_timeout_s, timeout_s)}
+        ranks = _ranks(scenario)
+        if ranks > 1:
+            request |= {"ranks": ranks, "group_timeout_s": min(group_timeout_s, timeout_s)}
             return _measure_ranks(request, settings, Path(folder), timeout_s, trace)
         result = _run_worker(request, settings, Path(folder), timeout_s)
     if "error" in result:
@@ -119,7 +123,9 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
     if device not in ("cuda", "cpu"):
         raise PerfModelError(f"--device must be cuda or cpu (got {device!r}). Choose one.")
     section = scenario.parallelism
-    if section.dp != scenario.hardware.gpus:
+    if section.pp is not None:
+        _check_pipeline(scenario, section.pp, name)
+    elif section.dp != scenario.hardware.gpus:
         raise PerfModelError(
             f"{name}: parallelism.dp must be hardware.gpus to be run here (got dp: {section.dp}, gpus: "
             f"{scenario.hardware.gpus}). Set them alike."
@@ -134,7 +140,7 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
             f"{scenario.mode}, strategy: {section.strategy}). Choose one."
         )
-    if section.dp > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
+    if _ranks(scenario) > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
         raise PerfModelError(
             f"{name}: hardware.interconnect must be gloo on the CPU (got {scenario.hardware.interconnect}). "
             "Leave it out."
@@ -159,6 +165,38 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
         )
     if section.strategy in ("zero2", "zero3"):
         _check_fsdp(scenario, section.fsdp or FsdpSection(), name, device)
+
+
+def _ranks(scenario: Scenario) -> int:
+    section = scenario.parallelism
+    return section.dp * (section.pp.stages if section.pp is not None else 1)
+
+
+def _check_pipeline(scenario: Scenario, section: PipelineSection, name: str) -> None:
+    pipeline_of(scenario)
+    check_schedule(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
+    if scenario.hardware.gpus != section.stages:
+        raise PerfModelError(
+            f"{name}: hardware.gpus must be parallelism.pp.stages to be run here (got gpus: {scenario.hardware.gpus}, "
+            f"stages: {section.stages}). Set them alike."
+        )
+    must_be: list[tuple[str, object, object]] = [
+        ("mode", scenario.mode, "train"),
+        ("parallelism.dp", scenario.parallelism.dp, 1),
+        ("training.gradient_accumulation", scenario.training.gradient_accumulation, 1),
+        ("optimizer.max_grad_norm", scenario.optimizer.max_grad_norm, None),
+    ]
+    for key, given, wanted in must_be:
+        if given != wanted:
+            only = "left out" if wanted is None else wanted
+            raise PerfModelError(
+                f"{name}: {key} must be {only} with a pipeline to be run here (got {given}). Leave one out."
+            )
+    if scenario.precision == "amp-fp16":
+        raise PerfModelError(
+            f"{name}: precision must not be amp-fp16 with a pipeline to be run here (it is): each rank's gradient "
+            "scaler would see its own stages alone. Use amp-bf16."
+        )
 
 
 def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:
@@ -208,7 +246,7 @@ def _measure_ranks(
     run_ranks(Launch(request["name"], program, count, request["device"], folder, timeout_s, _environment()))
     paths = [of_rank_path(folder / "result.json", rank) for rank in range(count)]
     merged = merge_ranks([Measurement.model_validate(json.loads(path.read_text())["measurement"]) for path in paths])
-    if trace is None:
+    if trace is None or merged.actions:  # messages of a pipeline are no collectives, which all ranks have in one order
         return merged
     traces = [load_rank_trace(of_rank_path(trace, rank)) for rank in range(count)]
     return merged.model_copy(update={"communication": communication_of(traces, TRACED_STEPS, LEAD_IN_STEPS)})

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from calibrate.host_reference import HostReference
 from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
@@ -147,6 +148,7 @@ def _measure(
     steady = _steady(step, _blocks(effort.steady_steps(step_s), step_s), reference, ranks)
     ranks.together()
     synced_s = _synced(step, effort.synced_steps(step_s))
+    actions = step.record_actions(ranks) if scenario.parallelism.pp is not None else ()
     if _scale(step) < scale:
         raise PerfModelError(
             f"{request.name}: every step must run its optimizer (the loss scale fell from {scale}, so some were "
@@ -169,6 +171,7 @@ def _measure(
             "device_used_bytes": used_bytes,
             "device_bytes": device_bytes,
             "ddp_buckets": step.reducer.buckets() if isinstance(step.reducer, Ddp) else None,
+            "actions": actions,
         }
     )
 
@@ -184,10 +187,16 @@ def _build(
 
     Building and casting on the device leaves freed blocks behind, so on CUDA the module goes through the host and comes
     back tensor by tensor in the order :func:`replace_tensors` promises. Ranks build the same module and then draw
-    samples of their own.
+    samples of their own; of a pipeline, each keeps its parts of it.
     """
-    with torch.device(device):
-        module = build_module(scenario, allow_import)
+    is_pipeline = scenario.parallelism.pp is not None
+    if is_pipeline:
+        from validate import pipelines
+
+        module: nn.Module = pipelines.own_parts(scenario, ranks.rank)
+    else:
+        with torch.device(device):
+            module = build_module(scenario, allow_import)
     if device.type == "cuda":
         replace_tensors(module, lambda tensor: tensor.to("cpu"))
         gc.collect()
@@ -195,6 +204,8 @@ def _build(
         if history is not None:
             history.start()
         replace_tensors(module, lambda tensor: tensor.to(device))
+    if is_pipeline:
+        return pipelines.PipelineStep(module, scenario, device)
     if ranks.size > 1:
         form = make_form(scenario)
         module = form.wrap(module)

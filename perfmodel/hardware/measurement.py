@@ -37,6 +37,20 @@ class StepMemory(_Section):
     peak_reserved_bytes: int
 
 
+class PipelineAction(_Section):
+    """What a stage of a pipeline computed once, in seconds since the first rank began the step.
+
+    kind: F forward (of the last stage with the loss), B backward, I backward for the stage's inputs alone, W for its
+    weights. Waiting for messages before it is not part of it.
+    """
+
+    kind: Literal["F", "B", "I", "W"]
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
 class RankSamples(_Section):
     """What one rank of several saw, in the columns of :class:`Measurement`."""
 
@@ -46,6 +60,7 @@ class RankSamples(_Section):
     host_reference_s: tuple[float, ...] = ()
     memory: tuple[StepMemory, ...] = ()
     device_used_bytes: int | None = None
+    actions: tuple[PipelineAction, ...] = ()
 
     @property
     def steady_memory(self) -> StepMemory | None:
@@ -93,7 +108,8 @@ class Measurement(_Section):
     Of several ranks, these columns are rank 0's, but for step_s and synced_step_s: each step is the slowest rank's, so
     phases do not quite add up to it. ranks: what every rank saw, rank 0 first; empty for one. phases_s may then have
     reduce, where communication follows backward. ddp_buckets: of strategy ddp. communication: by rank, where profiler
-    traces were recorded.
+    traces were recorded. actions: of a pipeline, in order, in one step after the others; its phases_s have pipeline in
+    place of forward and backward.
     """
 
     version: Literal[1] = 1
@@ -114,6 +130,7 @@ class Measurement(_Section):
     ranks: tuple[RankSamples, ...] = ()
     ddp_buckets: BucketLayout | None = None
     communication: tuple[RankCommunication, ...] = ()
+    actions: tuple[PipelineAction, ...] = ()
 
     @property
     def median_step_s(self) -> float:

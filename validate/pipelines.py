@@ -1,0 +1,273 @@
+"""A pipeline for real: this rank's parts of the model under a schedule of torch.distributed.pipelining.
+
+A message of another shape or type than its receiver expects hangs without a word under NCCL. So ranks tell each other
+through the store what each stage takes and gives before anything is sent, and every output is looked at before it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+
+from calibrate.ranks import Alone, Ranks
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.measurement import PipelineAction
+from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
+from perfmodel.units import MS
+from perfmodel.workload import families
+from perfmodel.workload.models.stages import cut, loss_of
+from perfmodel.workload.models.step import (
+    AUTOCAST_DTYPES,
+    Mark,
+    TrainingStep,
+    build_module,
+    make_inputs,
+    make_optimizer,
+    update,
+)
+from perfmodel.workload.pipeline_parts import micro_batch_size, number_of_parts, pipeline_of
+from perfmodel.workload.scenario import Scenario
+
+SCHEDULES = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved-1f1b": pipelining.ScheduleInterleaved1F1B,
+    "looped-bfs": pipelining.ScheduleLoopedBFS,
+    "interleaved-zero-bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv-zero-bubble": pipelining.ScheduleZBVZeroBubble,
+    "dualpipev": pipelining.ScheduleDualPipeV,
+}
+SEED = 0  # of the batch, which all ranks draw: the first stage has its tokens, the last its labels
+LEAD_IN_STEPS = 2  # before the one whose computing is written down
+
+_made = itertools.count()  # pipelines of this process; every rank makes the same ones in the same order
+
+
+def own_parts(scenario: Scenario, rank: int) -> nn.ModuleDict:
+    """The rank's parts of the model, by stage, in host memory; all ranks' random numbers must be in the same state."""
+    section = pipeline_of(scenario)
+    with torch.device("cpu"):
+        parts = cut(build_module(scenario), scenario)
+    numbers = stages_of(section.schedule, section.stages, section.virtual_stages)[rank]
+    return nn.ModuleDict({str(number): parts[number] for number in numbers})
+
+
+class ActionLog:
+    """When each stage of this rank computed: by CUDA events in the stream that computes, else by the host's clock.
+
+    The host's clock is that of all processes of a machine; that of events is laid on it where the device is idle.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._is_cuda = device_type == "cuda"
+        self._computed: list[tuple[str, int, int, Any, Any]] = []
+        self._step_began: Any = None
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        self._origin = self._now()
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        self._origin_s = time.perf_counter()
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def begin_step(self) -> None:
+        self._step_began = self._now()
+
+    @contextmanager
+    def computing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
+        start = self._now()
+        yield
+        self._computed.append((kind, stage, micro_batch, start, self._now()))
+
+    def extend_last(self) -> None:
+        """What was computed last only ends here."""
+        self._computed[-1] = (*self._computed[-1][:-1], self._now())
+
+    def actions(self, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
+        """In order, in seconds since the first rank began the step; every rank must ask. Waits for the device."""
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        zero_s = -ranks.largest(-self._host_s(self._step_began))
+        return tuple(
+            PipelineAction(
+                kind=kind,
+                stage=stage,
+                micro_batch=micro_batch,
+                start_s=self._host_s(start) - zero_s,
+                end_s=self._host_s(end) - zero_s,
+            )
+            for kind, stage, micro_batch, start, end in self._computed
+        )
+
+    def _host_s(self, at: Any) -> float:
+        return self._origin_s + self._origin.elapsed_time(at) * MS if self._is_cuda else float(at)
+
+
+class Stage(pipelining.PipelineStage):
+    """torch's stage, with what it takes and gives known in advance. log: where computing is written down, or None."""
+
+    def __init__(self, part: nn.Module, number: int, scenario: Scenario, device: torch.device) -> None:
+        self.takes, self.gives = _boundary(part, scenario)
+        count = number_of_parts(pipeline_of(scenario))
+        super().__init__(part, number, count, device, input_args=self.takes, output_args=self.gives)
+        self.scenario_name = scenario.name
+        self.log: ActionLog | None = None
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        with self._computing("F", fwd_chunk_id):
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        if not self.is_last and (output.shape, output.dtype) != (self.gives.shape, self.gives.dtype):
+            raise PerfModelError(
+                f"{self.scenario_name}: stage {self.stage_index} must give {_shown(self.gives)}, which stage "
+                f"{self.stage_index + 1} expects (it gave {_shown(output)}). Cast it at the end of the part's forward."
+            )
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self._computing("B" if full_backward else "I", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self._computing("W", bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    @contextmanager
+    def _computing(self, kind: str, micro_batch: int) -> Iterator[None]:
+        if self.log is None:
+            yield
+        else:
+            with self.log.computing(kind, self.stage_index, micro_batch):
+                yield
+
+
+def _boundary(part: Any, scenario: Scenario) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the part takes and gives for a micro-batch, as tensors without data."""
+    model: Any = families.resolved(scenario.model)
+    tokens = (micro_batch_size(scenario), scenario.batch.sequence_length or 0)
+
+    def hidden() -> torch.Tensor:
+        return torch.empty(*tokens, model.width, dtype=part.dtype, device="meta", requires_grad=True)
+
+    takes = torch.empty(*tokens, dtype=torch.int64, device="meta") if part.is_first else hidden()
+    if not part.is_last:
+        return takes, hidden()
+    dtype = AUTOCAST_DTYPES.get(scenario.precision, part.dtype)
+    return takes, torch.empty(*tokens, model.vocabulary, dtype=dtype, device="meta", requires_grad=True)
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def check_boundaries(stages: Sequence[Stage]) -> None:
+    """Every stage must give what the next takes. All ranks compare all stages, so that none goes on alone.
+
+    Raises
+    ------
+    PerfModelError
+        On every rank, before any message between stages.
+    """
+    store = dist.PrefixStore(f"pipeline/{next(_made)}", dist.distributed_c10d._get_default_store())
+    for stage in stages:
+        store.set(str(stage.stage_index), json.dumps([_shown(stage.takes), _shown(stage.gives)]))
+    told = [json.loads(store.get(str(number))) for number in range(stages[0].num_stages)]
+    for number, ((_, gives), (takes, _)) in enumerate(itertools.pairwise(told)):
+        if gives != takes:
+            raise PerfModelError(
+                f"{stages[0].scenario_name}: stage {number} must give what stage {number + 1} takes (it gives {gives}, "
+                f"where {takes} is taken). Cast it at the end of the part's forward."
+            )
+
+
+class PipelineStep(TrainingStep):
+    """One step after another of a whole pipeline, of which this rank has some stages.
+
+    Gradients are the mean of the micro-batches'. Phases, each -1: zero_grad, pipeline (forward and backward of all
+    micro-batches, with messages and waiting between), optimizer.
+
+    Parameters
+    ----------
+    parts : nn.ModuleDict
+        As :func:`own_parts` gives, on the device.
+    scenario : Scenario
+        With a pipeline over all ranks of the default process group.
+    device : torch.device
+
+    Raises
+    ------
+    PerfModelError
+        If a stage does not give what the next takes.
+    """
+
+    def __init__(self, parts: nn.ModuleDict, scenario: Scenario, device: torch.device) -> None:
+        self._stages = [Stage(part, int(number), scenario, device) for number, part in parts.items()]
+        check_boundaries(self._stages)
+        inputs = _own_inputs(self._stages, scenario, device)
+        super().__init__(parts, inputs, make_optimizer(parts.parameters(), scenario), scenario)
+        self._log: ActionLog | None = None
+        self._criterion = loss_of(scenario)
+        self._schedule = self._make_schedule()
+
+    def _make_schedule(self) -> Any:
+        section = pipeline_of(self.scenario)
+        stages: Any = self._stages[0] if section.schedule in ONE_STAGE else self._stages
+        return SCHEDULES[section.schedule](stages, section.micro_batches, loss_fn=self._loss_of_micro_batch)
+
+    def _loss_of_micro_batch(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            loss = self._criterion(logits, labels)
+        if self._log is not None:
+            self._log.extend_last()  # the loss belongs to the last stage's forward
+        return loss
+
+    def run(self, mark: Mark = lambda phase, micro_batch: None) -> None:
+        """One whole step; see :meth:`TrainingStep.run`. Ranks must run as many."""
+        assert self.optimizer is not None
+        mark("zero_grad", -1)
+        self.optimizer.zero_grad(set_to_none=True)
+        mark("pipeline", -1)
+        tokens = (self.inputs["input_ids"],) if "input_ids" in self.inputs else ()
+        self._schedule.step(*tokens, target=self.inputs.get("labels"), return_outputs=False)
+        update(self.optimizer, None, None, mark)
+        mark("end", -1)
+
+    def record_actions(self, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
+        """When each stage of this rank computed what in a step that follows others; every rank must ask."""
+        ranks.together()
+        log = ActionLog(self.device_type)
+        for _ in range(LEAD_IN_STEPS):
+            self.run()
+        log.begin_step()
+        self._write_to(log)
+        self.run()
+        self._write_to(None)
+        return log.actions(ranks)
+
+    def _write_to(self, log: ActionLog | None) -> None:
+        self._log = log
+        for stage in self._stages:
+            stage.log = log
+
+
+def _own_inputs(stages: Sequence[Stage], scenario: Scenario, device: torch.device) -> dict[str, torch.Tensor]:
+    """Tokens for the first stage and labels for the last, of one batch of all ranks."""
+    batch: Mapping[str, torch.Tensor] = make_inputs(scenario, "cpu", torch.Generator().manual_seed(SEED))
+    wanted = {"input_ids": any(stage.is_first for stage in stages), "labels": any(stage.is_last for stage in stages)}
+    return {name: batch[name].to(device) for name, is_wanted in wanted.items() if is_wanted}
