@@ -80,7 +80,7 @@ def collective_call(wanted: Wanted, group: Any, device: str) -> Callable[[], Any
     if wanted.kind == "all_to_all":
         received = torch.empty_like(tensor)
         return lambda: dist.all_to_all_single(received, tensor, group=group)
-    return _send_recv(tensor, group)
+    return _exchange(tensor, group) if wanted.kind == "exchange" else _send_recv(tensor, group)
 
 
 def _random(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -93,6 +93,21 @@ def _send_recv(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
     if dist.get_rank() == first:
         return lambda: dist.send(tensor, second, group=group)
     return lambda: dist.recv(tensor, first, group=group)
+
+
+def _exchange(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
+    """Both ways between the group's two ranks, as one batch."""
+    peer, received = 1 - dist.get_rank(group), torch.empty_like(tensor)
+
+    def call() -> None:
+        batch = [
+            dist.P2POp(dist.isend, tensor, group=group, group_peer=peer),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+
+    return call
 
 
 class CollectiveBench:
@@ -254,7 +269,7 @@ def record_of(passes: Sequence[Sequence[float]], origin: Literal["grid", "scenar
 
 def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
     """Host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also ``async``;
-    and of those that follow each other in a row, ``broadcast async again``, ``all_reduce async again``, ``wait again``.
+    and of those that follow each other in a row, ``broadcast async again`` and ``wait again``.
 
     Every rank measures at the same time. Before each call, or row, runs what a layer of a model runs, since a call
     after itself finds all it needs in the processor's caches, and in a step it does not.
@@ -287,19 +302,16 @@ def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]
 
 def _rows(tensor: torch.Tensor, reference: HostReference) -> dict[str, list[float]]:
     """Samples of calls that come right after one like them, and of waiting for what they began."""
-    starts: dict[str, Callable[[], Any]] = {
-        "all_reduce async again": lambda: dist.all_reduce(tensor, async_op=True),
-        "broadcast async again": lambda: dist.broadcast(tensor, 0, async_op=True),
-    }
-    samples_s: dict[str, list[float]] = {name: [] for name in (*starts, "wait again")}
-    for _ in range(CALL_ROUNDS):
+    started_s: list[float] = []
+    ended_s: list[float] = []
+    for index in range(CALL_WARM_UP + CALL_ROUNDS):
         reference.beat()
-        for name, start in starts.items():
-            reference.disturb(1)
-            synchronize(tensor.device.type)
-            begun = [timed(start) for _ in range(ROW)]
-            waited_s = [timed(work.wait)[0] for _, work in begun]
-            reference.note(samples_s[name], statistics.mean(seconds for seconds, _ in begun[1:]))
-            reference.note(samples_s["wait again"], statistics.mean(waited_s[1:]))
+        reference.disturb(1)
+        synchronize(tensor.device.type)
+        begun = [timed(lambda: dist.broadcast(tensor, 0, async_op=True)) for _ in range(ROW)]
+        waited_s = [timed(work.wait)[0] for _, work in begun]
+        if index >= CALL_WARM_UP:
+            reference.note(started_s, statistics.mean(seconds for seconds, _ in begun[1:]))
+            reference.note(ended_s, statistics.mean(waited_s[1:]))
     reference.beat()
-    return samples_s
+    return {"broadcast async again": started_s, "wait again": ended_s}

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.coupling import fit_couplings, fit_own_couplings
+from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings
 from calibrate.interconnects import backend_of, environment, members, nodes_of
 from calibrate.ladder import MOST_BYTES, grid
 from calibrate.own_contention import OwnKernel, decode_own, encode_own
@@ -34,7 +34,7 @@ from perfmodel.hardware.topology_matrix import nvidia_smi
 from perfmodel.program.program import Collective
 
 if TYPE_CHECKING:
-    from calibrate.collectives import Wanted
+    from calibrate.collectives import CollectiveBench, Wanted
     from calibrate.ranks import Ranks
     from calibrate.sweeps import Sweeps
 
@@ -47,9 +47,9 @@ OWN_BUDGET_S = 25.0  # about 35 kernels
 class Request:
     """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: for timing
     collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
-    ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives, the most important first,
-    in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes: over all collectives. nodes,
-    rendezvous: see :class:`~calibrate.ranks.Launch`.
+    ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives, the most
+    important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes: over all
+    collectives. nodes, rendezvous: see :class:`~calibrate.ranks.Launch`.
     """
 
     interconnect: str
@@ -168,6 +168,7 @@ def measured_in(path: Path, request: Request) -> Measured:
             "host": found.host,
             "contention": contention,
             "couplings": fit_couplings(contention),
+            "message_couplings": fit_message_couplings(contention),
             "own_contention": own,
             "own_couplings": fit_own_couplings(own),
         }
@@ -194,6 +195,7 @@ class Worker:
     def __init__(self, request: Request, ranks: Ranks, found: Found) -> None:
         self.request, self.ranks, self.found = request, ranks, found
         self._sweeps: dict[int, Sweeps] = {}
+        self._benches: dict[int, CollectiveBench] = {}
         self._left_s = request.budget_s
         self._turns_left = request.passes * (request.ranks - 1)
         self._world_bytes = 0
@@ -210,6 +212,8 @@ class Worker:
             yield "calls", self._calls
         if "collective calls" in asked:
             yield "collective calls", self._collective_calls
+        if "p2p" in asked:
+            yield "p2p", self._p2p
         if "contention" in asked and has_gpu:
             yield "contention", self._contention
         if has_gpu and (self.request.own or self.request.nodes > 1):  # other machines may have chosen none
@@ -255,6 +259,7 @@ class Worker:
             return
         bench = CollectiveBench(group, self.request.device)
         bench.connect(ranks)
+        self._benches[ranks] = bench
         self._sweeps[ranks] = Sweeps(bench, self._wanted(ranks))
         if self.request.device == "cuda":
             own_bytes = max(outside_bytes(self.request.device) - before_bytes, 0)
@@ -284,7 +289,7 @@ class Worker:
             if members == ranks
         }
         if "collectives" in self.request.stages:
-            for kind, size_bytes in grid(ranks, self.request.most_bytes or MOST_BYTES[self.request.device]):
+            for kind, size_bytes in grid(ranks, self._most_bytes):
                 found.setdefault(Wanted(kind, ranks, "float32", size_bytes), "grid")
         return found
 
@@ -304,13 +309,27 @@ class Worker:
             records = call_records(self.request.device, reference)
         self.found.host |= {name: each.model_dump() for name, each in records.items()}
 
+    @property
+    def _most_bytes(self) -> int:
+        return self.request.most_bytes or MOST_BYTES[self.request.device]
+
+    def _p2p(self) -> None:
+        from calibrate.p2p import MessageStage
+
+        asked, bench = self.request, self._benches.get(2)
+        stage = MessageStage(
+            self.ranks, bench, asked.device, asked.reference_s, self._most_bytes, self._left_s, asked.passes
+        )
+        for section, records in stage.run()._asdict().items():
+            getattr(self.found, section).update({key: each.model_dump() for key, each in records.items()})
+
     def _contention(self) -> None:
         import torch.distributed as dist
 
         from calibrate.contention import ContentionBench
 
         records = ContentionBench(dist.group.WORLD).records(lambda what: None)
-        self.found.contention = {key: record.model_dump() for key, record in records.items()}
+        self.found.contention |= {key: record.model_dump() for key, record in records.items()}
 
     def _own_contention(self) -> None:
         """Machines may differ in what they chose, as their profiles do: rank 0's choice is everybody's."""

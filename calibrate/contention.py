@@ -8,6 +8,7 @@ kernels, which is measured beside two collectives, about 0.7 s.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,8 +32,8 @@ MOST_FED = 4000  # calls of one whose launches last at least FED_S each: the hos
 FED_S = 20e-6
 LONG_S = 1e-3  # a few of such calls give the host enough time to queue the rest
 HOST_S = 60e-6  # a launch takes the host at most about so long
-FAST_BYTES = (25 * MIB, 256 * MIB, 64 * MIB)  # of a small and a large collective, and of a message
-SLOW_BYTES = (4 * MIB, 32 * MIB, 8 * MIB)
+FAST_BYTES = (25 * MIB, 256 * MIB)  # of a small and a large collective
+SLOW_BYTES = (4 * MIB, 32 * MIB)
 SLOW_S = 1e-3  # of an all-reduce of the first of FAST_BYTES
 BESIDE = 2.5  # times as long as what is timed runs what is beside it, were both alone
 MARKS = 16  # stretches of the loop that is timed
@@ -72,21 +73,20 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
 def beside(ranks: int, short_s: float) -> tuple[Wanted, ...]:
     """Collectives that kernels are measured beside: smaller ones where the wire is slow.
 
-    short_s: what an all-reduce of 25 MiB takes. Messages need ranks in pairs, and are left out of an odd number.
+    short_s: what an all-reduce of 25 MiB takes.
     """
-    short, long, message = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
-    found = (
+    short, long = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
+    return (
         Wanted("all_reduce", ranks, "float32", short),
         Wanted("all_reduce", ranks, "float32", long),
         Wanted("all_gather", ranks, "float32", long),
         Wanted("reduce_scatter", ranks, "float32", long),
     )
-    return found if ranks % 2 else (*found, Wanted("send_recv", 2, "float32", message))
 
 
 def beside_own(kind: str, ranks: int, short_s: float) -> tuple[Wanted, ...]:
     """Collectives that a scenario's own kernels are measured beside: a long and a short one of that kind."""
-    short, long, _ = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
+    short, long = FAST_BYTES if short_s < SLOW_S else SLOW_BYTES
     return Wanted(kind, ranks, "float32", long), Wanted(kind, ranks, "float32", short)
 
 
@@ -143,7 +143,7 @@ def overlapped_s(marks_s: Sequence[float], stride: int, until_s: float) -> float
     return None if len(inside) < 3 else (inside[-1] - inside[0]) / (stride * (len(inside) - 1))
 
 
-class _Wire(NamedTuple):
+class Wire(NamedTuple):
     """A collective: its key, and what it takes alone."""
 
     key: str
@@ -152,9 +152,14 @@ class _Wire(NamedTuple):
 
 
 class ContentionBench:
-    """Every rank runs the same loops at the same time."""
+    """Every rank runs the same loops at the same time.
+
+    is_computing: whether this rank is one of those whose times count. repeats: of each loop.
+    """
 
     device = "cuda"
+    is_computing = True
+    repeats = REPEATS
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -168,7 +173,7 @@ class ContentionBench:
             calls = kernels(self.device)
             alone_s = {name: self._alone_s(call) for name, call in calls.items()}
             for wanted in beside(dist.get_world_size(self.group), self._short_s()):
-                call = self._call(wanted)
+                call = collective_call(wanted, self.group, self.device)
                 wire_s = self._alone_s(call)
                 for name, kernel in calls.items():
                     report(f"contention: {name} beside {wanted.key}")
@@ -210,13 +215,16 @@ class ContentionBench:
                 last_s = time.perf_counter() - kernel_began_s
         return found
 
-    def _wires(self, kind: str) -> list[_Wire]:
+    def _wires(self, kind: str) -> list[Wire]:
         """Collectives of that kind for :meth:`own_records`."""
         chosen = beside_own(kind, dist.get_world_size(self.group), self._short_s())
-        calls = [(wanted.key, self._call(wanted)) for wanted in chosen]
-        return [_Wire(key, call, self._alone_s(call)) for key, call in calls]
+        return [self._wire(wanted) for wanted in chosen]
 
-    def _own_pairs(self, kernel: OwnKernel, wires: list[_Wire]) -> tuple[dict[str, ContentionRecord], str]:
+    def _wire(self, wanted: Wanted) -> Wire:
+        call = collective_call(wanted, self.group, self.device)
+        return Wire(wanted.key, call, self._alone_s(call))
+
+    def _own_pairs(self, kernel: OwnKernel, wires: list[Wire]) -> tuple[dict[str, ContentionRecord], str]:
         """By collective key, and why there are none."""
         found: dict[str, ContentionRecord] = {}
         with tf32(self.device, kernel.job.tf32):
@@ -247,16 +255,6 @@ class ContentionBench:
         short = Wanted("all_reduce", dist.get_world_size(self.group), "float32", FAST_BYTES[0])
         return self._alone_s(collective_call(short, self.group, self.device))
 
-    def _call(self, wanted: Wanted) -> Callable[[], Any]:
-        """Messages go from each rank of the first half to one of the second, all at once."""
-        if wanted.kind != "send_recv":
-            return collective_call(wanted, self.group, self.device)
-        message = torch.randn(wanted.size_bytes // 4, device=self.device)
-        rank, half = dist.get_rank(self.group), dist.get_world_size(self.group) // 2
-        if rank < half:
-            return lambda: dist.send(message, rank + half, group=self.group)
-        return lambda: dist.recv(message, rank - half, group=self.group)
-
     def _pair(
         self,
         kernel: Callable[[], Any],
@@ -268,36 +266,50 @@ class ContentionBench:
         """launches: of one call of the kernel."""
         computing = loops(compute_s, communication_s, launches, 1)
         communicating = loops(communication_s, compute_s, 1, launches)
-        slowed = [self._beside(kernel, call, computing, False) for _ in range(REPEATS)]
-        slowed_wire = [self._beside(call, kernel, communicating, True) for _ in range(REPEATS)]
-        slowed_s = sorted(value for value in slowed if value is not None)
-        slowed_wire_s = sorted(value for value in slowed_wire if value is not None)
+        slowed_s = self._several_s(kernel, call, computing, False)
+        slowed_wire_s = self._several_s(call, kernel, communicating, True)
         if not slowed_s or not slowed_wire_s:
             return None
-        spreads = [(values[-1] - values[0]) / (2 * _middle(values)) for values in (slowed_s, slowed_wire_s)]
         return ContentionRecord(
-            compute_factor=_middle(slowed_s) / compute_s,
-            communication_factor=_middle(slowed_wire_s) / communication_s,
+            compute_factor=statistics.median(slowed_s) / compute_s,
+            communication_factor=statistics.median(slowed_wire_s) / communication_s,
             compute_s=compute_s,
             communication_s=communication_s,
-            spread=max(spreads),
+            spread=max(half_range(slowed_s), half_range(slowed_wire_s)),
             samples=min(len(slowed_s), len(slowed_wire_s)),
         )
 
-    def _agreed(self, values_s: list[float], operator: Any = dist.ReduceOp.AVG) -> list[float]:
+    def _several_s(
+        self, own: Callable[[], Any], other: Callable[[], Any], counts: Loops, is_collective: bool
+    ) -> list[float]:
+        """Of :meth:`_beside`, those that there are."""
+        found = [self._beside(own, other, counts, is_collective) for _ in range(self.repeats)]
+        return [value for value in found if value is not None]
+
+    def _agreed(self, values_s: list[float], operator: Any = dist.ReduceOp.SUM) -> list[float]:
         values = torch.tensor(values_s, dtype=torch.float64, device="cuda")
         dist.all_reduce(values, op=operator, group=self.group)
         return [float(value) for value in values.tolist()]
+
+    def _averages(self, values_s: Sequence[float]) -> list[float]:
+        """Over the ranks that compute."""
+        weight = float(self.is_computing)
+        *sums_s, ranks = self._agreed([*(weight * value for value in values_s), weight])
+        return [value / ranks for value in sums_s]
 
     def _largest(self, value: float) -> float:
         return self._agreed([value], dist.ReduceOp.MAX)[0]
 
     def _alone_s(self, run: Callable[[], Any], launches: int = 1) -> float:
         """Seconds of one alone, marked as it is beside others."""
+        return statistics.median(self._averages(self._loops_alone_s(run, launches)))
+
+    def _loops_alone_s(self, run: Callable[[], Any], launches: int = 1) -> list[float]:
+        """This rank's."""
         run()
-        once_s = self._agreed([self._loop_s(run, 4)])[0]
+        (once_s,) = self._averages([self._loop_s(run, 4)])
         count = loops(once_s, once_s, launches).own
-        return _middle(sorted(self._agreed([self._loop_s(run, count) for _ in range(REPEATS)])))
+        return [self._loop_s(run, count) for _ in range(REPEATS)]
 
     def _loop_s(self, run: Callable[[], Any], count: int) -> float:
         stride = max(1, count // MARKS)
@@ -307,13 +319,12 @@ class ContentionBench:
     def _beside(
         self, own: Callable[[], Any], other: Callable[[], Any], counts: Loops, is_collective: bool
     ) -> float | None:
-        """Seconds of one of ``own``, all ranks' average, the other running all the while."""
+        """Seconds of one of ``own``, the other running all the while."""
         for _ in range(ATTEMPTS):
             marks_s, until_s = self._side_by_side(own, other, counts, is_collective)
             found_s = overlapped_s(marks_s, counts.stride, until_s)
-            if self._largest(float(found_s is None)) == 0:
-                assert found_s is not None
-                return self._agreed([found_s])[0]
+            if self._largest(float(self.is_computing and found_s is None)) == 0:
+                return self._averages([found_s or 0.0])[0]
             counts = counts._replace(other=min(2 * counts.other, MOST_FED))
         return None
 
@@ -355,5 +366,10 @@ class ContentionBench:
         return marks
 
 
-def _middle(values: Sequence[float]) -> float:
-    return values[len(values) // 2]
+def half_range(values: Sequence[float]) -> float:
+    """Half of what lies between the smallest and the largest, over the median.
+
+    >>> half_range([1.0, 2.0, 3.0])
+    0.5
+    """
+    return (max(values) - min(values)) / (2 * statistics.median(values))

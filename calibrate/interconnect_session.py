@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.communication import Request, exact_collectives, measure, measured_in
+from calibrate.communication import Measured, Request, exact_collectives, measure, measured_in
 from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
 from calibrate.own_contention import OwnKernel, collective_beside, own_kernels, together
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
@@ -22,7 +23,7 @@ from perfmodel.workload.scenario import Scenario
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget
-GENERAL = ("calls", "collective calls", "collectives", "contention", "transfers")
+GENERAL = ("calls", "collective calls", "collectives", "p2p", "contention", "transfers")
 
 
 def calibrate_interconnect(
@@ -83,17 +84,14 @@ def calibrate_interconnect(
         raise PerfModelError(
             f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device}). {remedy}."
         )
-    for stage in only:
-        if stage not in GENERAL:
-            raise PerfModelError(
-                f"--only must name a stage of an interconnect (got {stage!r}). {did_you_mean(stage, GENERAL)}"
-            )
     profile = load_profile(output)
+    before = profile.interconnects.get(name)
+    if only:
+        _check_only(only, name, before, scenarios, budget_s)
     reference = profile.host.get("reference")
     hosts = max(nodes_of(name), nodes)
     every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
     sent = [each for each in every if each is not None]
-    sent = [] if only else sent
     exact = exact_collectives([each for one in sent for each in one.collectives if each.ranks <= ranks])
     if budget_s == 0 and not exact and not only:
         raise PerfModelError(
@@ -120,19 +118,15 @@ def calibrate_interconnect(
         found = measure(request, timeout_s, kept)
     except PerfModelError:
         if kept.exists():  # what the stages that ended found
-            save_profile(merged(profile, name, measured_in(kept, request).interconnect), output)
+            found = measured_in(kept, request)
+            save_profile(merged(profile, name, _again(before, found, only)), output)
         raise
     if found is None:  # rank 0, which writes the profile, is on another machine
         return None
-    kept.unlink()
-    interconnect, stages_s = found.interconnect, found.stages_s
-    before = profile.interconnects.get(name)
-    if only and before is not None:
-        again = {stage: {"again_at": interconnect.provenance["measured_at"]} for stage in only}
-        interconnect = interconnect.model_copy(update={"provenance": before.provenance | again})
-        stages_s = profile.provenance.get("interconnects_s", {}).get(name, {}) | {each: stages_s[each] for each in only}
+    earlier_s = profile.provenance.get("interconnects_s", {}).get(name, {}) if only else {}
+    interconnect, stages_s = _again(before, found, only), earlier_s | found.stages_s
     profile = merged(profile, name, interconnect, found.transfers)
-    if found.topology is not None:
+    if found.topology is not None and not only:
         profile = profile.model_copy(update={"topology": found.topology})
     seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
     profile = profile.model_copy(
@@ -142,9 +136,40 @@ def calibrate_interconnect(
         }
     )
     save_profile(profile, output)
+    kept.unlink()
     total = format_seconds(sum(stages_s.values()))
     print(f"{output}: {name}: {len(interconnect.collectives)} collectives in {total}", file=sys.stderr)
     return profile
+
+
+def _check_only(
+    only: Sequence[str], name: str, before: Interconnect | None, scenarios: Sequence[Scenario], budget_s: float | None
+) -> None:
+    for stage in only:
+        if stage not in GENERAL:
+            raise PerfModelError(
+                f"--only must name a stage of an interconnect (got {stage!r}). {did_you_mean(stage, GENERAL)}"
+            )
+    if before is None:
+        raise PerfModelError(
+            f"--only must be given for an interconnect that the profile has (got {name}, which it has not). Measure "
+            "all of it first."
+        )
+    if scenarios or budget_s == 0:
+        given = "--scenario" if scenarios else "--budget 0"
+        raise PerfModelError(f"--only must be given without {given} (got both), which is for what it leaves out.")
+
+
+def _again(before: Interconnect | None, found: Measured, only: Sequence[str]) -> Interconnect:
+    """What was found. Of a stage alone what it measured, under the provenance of the rest, which says when it was."""
+    now = found.interconnect
+    if before is None or not only:
+        return now
+    again = {stage: {"again_at": now.provenance.get("measured_at")} for stage in only}
+    kept = ("environment", "nodes", "communicator_bytes")
+    return now.model_copy(
+        update={name: getattr(before, name) for name in kept} | {"provenance": before.provenance | again}
+    )
 
 
 class _Sent(NamedTuple):

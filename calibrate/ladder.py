@@ -1,14 +1,15 @@
-"""The general collectives of a group: which kinds, and in which sizes."""
+"""The general collectives of a group, and messages of a pair: which kinds, and in which sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfmodel.hardware.interconnect import COLLECTIVES
+from perfmodel.hardware.interconnect import COLLECTIVES, MESSAGES
 from perfmodel.units import GIB, KIB, MIB
 
 NAMED = "all_reduce"  # the kind whose ladder is the finest
 MOST_BYTES = {"cuda": GIB, "cpu": 64 * MIB}
+MOST_MESSAGE_BYTES = 256 * MIB
 
 
 def ladder(most_bytes: int) -> list[int]:
@@ -28,15 +29,29 @@ def ladder(most_bytes: int) -> list[int]:
 
 
 def grid(ranks: int, most_bytes: int) -> Iterator[tuple[str, int]]:
-    """Kinds and sizes that a group is measured with: sizes that divide among the ranks; messages between two.
+    """Kinds and sizes of the collectives that a group is measured with: sizes that divide among the ranks.
 
     Small sizes of all kinds come first, so that what there is no time for is the largest ones.
     """
     for size_bytes in ladder(most_bytes):
         for kind in COLLECTIVES:
-            is_whole = kind in ("all_reduce", "broadcast", "send_recv")
-            is_power = size_bytes & (size_bytes - 1) == 0
-            if kind == "send_recv" and ranks != 2:
+            is_whole = kind in ("all_reduce", "broadcast")
+            if kind in MESSAGES:
                 continue
-            if (is_whole or size_bytes % (4 * ranks) == 0) and (is_power or kind == NAMED):
+            if (is_whole or size_bytes % (4 * ranks) == 0) and (_is_power(size_bytes) or kind == NAMED):
                 yield kind, size_bytes
+
+
+def message_grid(most_bytes: int) -> Iterator[tuple[str, int]]:
+    """Kinds and sizes of the messages that a pair of ranks is measured with, small sizes first.
+
+    >>> list(message_grid(2048))
+    [('send_recv', 1024), ('exchange', 1024), ('send_recv', 2048), ('exchange', 2048)]
+    """
+    for size_bytes in filter(_is_power, ladder(min(most_bytes, MOST_MESSAGE_BYTES))):
+        for kind in MESSAGES:
+            yield kind, size_bytes
+
+
+def _is_power(size_bytes: int) -> bool:
+    return size_bytes & (size_bytes - 1) == 0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from perfmodel.cost.segments import fit_curves
-from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, TransferRecord
+from perfmodel.hardware.interconnect import MESSAGES, CollectiveRecord, Coupling, Interconnect, Role, TransferRecord
 from perfmodel.hardware.profile import Profile
 
 Record = TypeVar("Record", CollectiveRecord, TransferRecord)
@@ -35,6 +35,7 @@ def merged(
                 "host": before.host | interconnect.host,
                 "contention": before.contention | interconnect.contention,
                 "couplings": before.couplings | interconnect.couplings,
+                "message_couplings": _by_role(before.message_couplings, interconnect.message_couplings),
                 "own_contention": before.own_contention | interconnect.own_contention,
                 "own_couplings": before.own_couplings | interconnect.own_couplings,
                 "rerun_spread": before.rerun_spread if apart is None else apart,
@@ -48,16 +49,25 @@ def merged(
 
 
 def rerun_spread(before: Mapping[str, CollectiveRecord], now: Mapping[str, CollectiveRecord]) -> float | None:
-    """How far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of what both measured, the standard
-    deviation of one if they are normal, which does not feel a stray size; None where both measured nothing.
+    """How far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of the collectives that both measured,
+    the standard deviation of one if they are normal, which does not feel a stray size; None where there are none.
 
-    >>> times_s = {"a": 1.0, "b": 2.0}
+    Messages, which may be measured without the rest, do not count.
+
+    >>> times_s = {"all_reduce 2 float32 8": 1.0, "broadcast 2 float32 8": 2.0}
     >>> rerun_spread(*({key: CollectiveRecord(time_s=value) for key, value in times_s.items()} for _ in range(2)))
     0.0
     """
-    pairs = [(before[key].time_s, record.time_s) for key, record in now.items() if key in before]
+    known = [key for key in before if key.split()[0] not in MESSAGES]
+    pairs = [(before[key].time_s, record.time_s) for key, record in now.items() if key in known]
     logs = [math.log(new_s / old_s) for old_s, new_s in pairs if old_s is not None and new_s is not None]
     return statistics.median(map(abs, logs)) / (NORMAL_QUARTILE * math.sqrt(2)) if logs else None
+
+
+def _by_role(
+    before: Mapping[Role, Mapping[str, Coupling]], now: Mapping[Role, Mapping[str, Coupling]]
+) -> dict[Role, dict[str, Coupling]]:
+    return {role: {**before.get(role, {}), **now.get(role, {})} for role in {**before, **now}}
 
 
 def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:

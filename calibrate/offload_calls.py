@@ -5,8 +5,8 @@ torch's launcher leaves it (one, unless OMP_NUM_THREADS is set):
 
     seconds = a + b x parameters + c x MiB of these in float32
 
-a and b by few and many small parameters, c by large ones, and as it was: memory paces it, which is no slower where the
-host reference is. And a copy of a small part to the device, and to the host.
+a and b by few and many small parameters. c by large ones, not scaled to the reference: memory paces them, which is no
+slower where the reference is. And a copy of a small part to the device, and to the host.
 """
 
 from __future__ import annotations

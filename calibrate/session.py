@@ -242,11 +242,9 @@ class _Session:
         """After the stage of launches, whose section of the profile it adds to."""
         from calibrate.waiting import PROCESSES, waiting_gaps_s, waiting_spacings_s
 
-        if self.device != "cuda":
-            raise PerfModelError(f"--only waiting must be given with --device cuda (got {self.device}). Leave it out.")
         self.progress.stage(WAITING, PROCESSES)
         spacings_s = waiting_spacings_s(self.progress.advance)
-        self._note(WAITING, {"spacings_s": spacings_s})
+        self._note(WAITING, {"spacings_s": spacings_s, "measured_at": datetime.now(UTC).isoformat(timespec="seconds")})
         gaps_s = waiting_gaps_s(spacings_s)
         self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
 
@@ -337,6 +335,8 @@ class _Session:
         self.draft.update(provenance=provenance | {name: provenance.get(name, {}) | facts})
 
     def _again(self, bench: Bench, only: Sequence[str], wanted: Wanted) -> None:
+        if WAITING in only and self.device != "cuda":
+            raise PerfModelError(f"--only waiting must be given with --device cuda (got {self.device}). Leave it out.")
         known = [*self.draft.jobs.values(), *(item for _, _, jobs in wanted for item in jobs)]
         jobs = chosen(known, [key for key in only if key not in (POWER, WAITING)])
         self._soak(bench, SHORT_SOAK_S)

@@ -1,6 +1,6 @@
 """What a kernel of a busy CUDA stream takes more while other streams wait for an event.
 
-Processes differ in it, and by up to 5 % in how closely kernels follow each other at all. (On H200s it is nothing beside
+Processes differ in it, and by 3 % in how closely kernels follow each other at all. (On H200s it is nothing beside
 one stream, and beside two 1.0 to 1.1 us in the six processes of h200-sxm-x4, see its provenance.) So several tell, one
 after the other.
 """
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES, TIMEOUT_S = 6, 90.0
-ROUNDS, MOST_WAITING = 15, 4  # streams
+MOST_WAITING = 4  # streams
+ROUNDS = 15
 KERNELS, HOLD_S = 400, 0.02
 TOKENS, WIDTH = 256, 1024  # of the layer whose kernels are spaced
 
 
-def waiting_spacings_s(told: Callable[[], None]) -> list[list[float]]:
-    """By process: seconds from kernel to kernel while 0 to :data:`MOST_WAITING` streams wait. told: after each process.
+def waiting_spacings_s(advance: Callable[[], None]) -> list[list[float]]:
+    """By process: seconds from kernel to kernel while 0 to :data:`MOST_WAITING` streams wait. advance: after each one.
 
     Raises
     ------
@@ -42,7 +43,7 @@ def waiting_spacings_s(told: Callable[[], None]) -> list[list[float]]:
     found = []
     for _ in range(PROCESSES):
         found.append(_of_a_process(os.environ | {"PYTHONPATH": search_path}))
-        told()
+        advance()
     return found
 
 
@@ -64,7 +65,7 @@ def _of_a_process(environment: dict[str, str]) -> list[float]:
         said = error.stderr or b""
         last = (said if isinstance(said, str) else said.decode()).strip().splitlines()[-1:] or [str(error)]
         raise PerfModelError(
-            f"calibrate --only waiting: a process that times kernels must end (got: {last[0]}). Run it again."
+            f"calibrate: a process that times kernels beside waiting streams must end (got: {last[0]}). Run it again."
         ) from error
     return [float(each) for each in json.loads(done.stdout)]
 

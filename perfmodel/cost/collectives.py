@@ -8,8 +8,8 @@ the curve of the nearest larger group, or else of the largest, m, carried on to 
 
 In a ring each rank passes on chunks of S / n, one after another, so the curve is read where the chunks are as large as
 they are to be: bandwidth, and the protocol that is switched to, go with the chunk. A tree sends everything up and down
-again; all_reduce over several nodes takes the faster of the two, as the library does. broadcast is a pipeline and
-send_recv one message: S' = S, and no factor.
+again; all_reduce over several nodes takes the faster of the two, as the library does. broadcast is a pipeline,
+send_recv one message and exchange one each way at once: S' = S, and no factor.
 
 h is what a step more costs: the slope of alpha over the steps of the groups that were measured, since what a collective
 costs to launch does not grow with the ranks. (Held against H200s over NVLink and through host memory, all of alpha
@@ -27,6 +27,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import (
     CHUNKED,
     COLLECTIVES,
+    MESSAGES,
     CollectiveSegment,
     Interconnect,
     busbw_factor,
@@ -76,10 +77,10 @@ def algbw_bytes_per_s(size_bytes: int, time_s: float) -> float:
 def ring_steps(kind: str, ranks: int) -> int:
     """How often data is passed on, one after another.
 
-    >>> ring_steps("all_reduce", 4), ring_steps("all_gather", 4), ring_steps("send_recv", 2)
+    >>> ring_steps("all_reduce", 4), ring_steps("all_gather", 4), ring_steps("exchange", 2)
     (6, 3, 1)
     """
-    return 2 * (ranks - 1) if kind == "all_reduce" else ranks - 1 if kind != "send_recv" else 1
+    return 2 * (ranks - 1) if kind == "all_reduce" else 1 if kind in MESSAGES else ranks - 1
 
 
 def tree_depth(ranks: int, ranks_per_node: float) -> float:

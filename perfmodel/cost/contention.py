@@ -13,7 +13,7 @@ collectives takes its own coupling.
 
 Blocks do not move. Those handed out beside a collective stay on the multiprocessors that they share with it, or crowd
 the others, also after it has ended: the wave of blocks that is on keeps its pace to its end. (gpt-large under zero2, on
-two H200s: a product that takes 156 us alone, and 200 us beside a gather, takes 211 us where only its first 133 us lie
+two H200s: a product that takes 155 us alone, and 200 us beside a gather, takes 211 us where only its first 134 us lie
 beside one; a factor that holds only while both run makes that 185: tests/simulate/test_recorded_step.py.) A wave is
 taken to last as long as the last one, the tail.
 """
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.hardware.interconnect import Coupling, Interconnect
+from perfmodel.hardware.interconnect import Coupling, Interconnect, Role
 from perfmodel.program.program import Program
 from perfmodel.workload.keys import kernel_key
 
@@ -78,6 +78,17 @@ def operator_kind(cost: KernelCost, is_list: bool) -> str:
 
 def _product_kind(cost: KernelCost) -> str:
     return "gemm_fp32" if cost.arithmetic == "fp32" else "gemm_bf16"
+
+
+def beside_message(interconnect: Interconnect, role: Role) -> Interconnect:
+    """The interconnect with the couplings of a rank in that role of a message between two, for :func:`slowdowns`; where
+    none were measured, with those of collectives.
+
+    Operators that were themselves measured beside collectives take the coupling of their kind, as all do.
+    """
+    if role not in interconnect.message_couplings:
+        return interconnect
+    return interconnect.model_copy(update={"couplings": interconnect.message_couplings[role], "own_couplings": {}})
 
 
 def slowdowns(

@@ -27,8 +27,10 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 Communicator = Annotated[str, AfterValidator(_of_communicator)]
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+MESSAGES = ("send_recv", "exchange")  # between two ranks: one way; both ways at once, in one batch
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
 CHUNKED = ("all_gather", "reduce_scatter", "all_to_all")  # of whose size each rank has a part
+Role = Literal["send", "receive", "wait"]  # of a rank in a message; wait: for one whose sender has not come
 
 
 class _Section(BaseModel):
@@ -69,7 +71,9 @@ class CallRecord(_Section):
     here is that work's own time, as it was.
 
         all_reduce, all_reduce async, wait     likewise all_gather, reduce_scatter, broadcast
-        broadcast async again, wait again      right after one like it, as in a row of them; likewise all_reduce async
+        broadcast async again, wait again      right after one like it, as in a row of them
+        isend, irecv, batch_isend_irecv        of a batch of one each; the making of their P2POp included; ``... wait``:
+                                               for what it began; ``... again``, ``... wait again``: likewise
         ddp forward, ddp parameter, ddp bucket what DDP adds to a step, for each parameter, for each bucket
         fsdp forward group                     what fully_shard adds to the forward of a group that it gathers, its
                                                launches and collective included; ``... parameter``: for each of these
@@ -82,7 +86,7 @@ class CallRecord(_Section):
         copy to device, copy to host           one of a parameter's part, with the event that the host later waits for
 
     On a CPU, where a call lasts until its collective has ended, those of fully_shard and of clipping hold what comes on
-    top of the collectives.
+    top of the collectives; the wait for a message lasts until that has come.
     """
 
     time_s: float
@@ -102,8 +106,11 @@ class TransferRecord(_Section):
 
 
 class ContentionRecord(_Section):
-    """A kernel and a collective running at once, each repeated without pause (``gemm_fp32 all_reduce 4 26214400``).
+    """A kernel and a collective running at once, each repeated without pause
+    (``gemm_fp32_4096 all_reduce 4 float32 26214400``).
 
+    Of a message between two ranks the kernel is on one of them, whose role the key tells: ``send``, ``receive``, or
+    ``wait``, beside one receive of that size whose sender has not come (nothing moves, so communication_factor is 1).
     compute_factor: time of the kernel beside the collective over its time alone. communication_factor: likewise the
     collective's. compute_s, communication_s: times alone. spread: the larger relative one.
     """
@@ -143,9 +150,10 @@ class Interconnect(_Section):
     allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
     beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
     it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
-    couplings: by kind of operator, fitted to these. own_contention: by kernel key of a scenario, pairs by collective
-    key; own_couplings: by kernel key, fitted to these. rerun_spread: relative, of all collectives alike: how far
-    calibrations differ. bandwidth_factor: never measured; 2 asks what links twice as fast would give.
+    couplings: by kind of operator, fitted to these. message_couplings: likewise beside messages, by role.
+    own_contention: by kernel key of a scenario, pairs by collective key; own_couplings: by kernel key, fitted to these.
+    rerun_spread: relative, of all collectives alike: how far calibrations differ. bandwidth_factor: never measured; 2
+    asks what links twice as fast would give.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -158,6 +166,7 @@ class Interconnect(_Section):
     host: dict[str, CallRecord] = {}
     contention: dict[str, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
+    message_couplings: dict[Role, dict[str, Coupling]] = {}
     own_contention: dict[str, dict[str, ContentionRecord]] = {}
     own_couplings: dict[str, Coupling] = {}
     rerun_spread: NotNegative | None = None
@@ -188,7 +197,8 @@ def collective_key(kind: str, ranks: int, dtype: str, size_bytes: int) -> str:
     """The text under which an :class:`Interconnect` keeps a collective.
 
     size_bytes is what nccl-tests calls size: the tensor for all_reduce and broadcast, the whole output of all_gather,
-    the whole input of reduce_scatter and of all_to_all on one rank, the message of send_recv.
+    the whole input of reduce_scatter and of all_to_all on one rank, the message of send_recv, that of each direction of
+    exchange.
 
     >>> collective_key("all_reduce", 4, "float32", 26214400)
     'all_reduce 4 float32 26214400'
@@ -206,9 +216,10 @@ def transfer_key(kind: str, size_bytes: int) -> str:
 
 
 def busbw_factor(kind: str, ranks: int) -> float:
-    """busbw / algbw, as nccl-tests defines them: what a ring would need of a link for one byte a second of size.
+    """busbw / algbw, as nccl-tests defines them: what a ring would need of a link for one byte a second of size, in
+    each direction.
 
-    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("broadcast", 4)
+    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("exchange", 2)
     (1.5, 0.75, 1.0)
     """
     share = (ranks - 1) / ranks

@@ -8,9 +8,9 @@ import torch
 
 from calibrate import collectives
 from calibrate.collectives import ATTEMPTS, REPEATS, CollectiveBench, Wanted, collective_call, record_of
-from calibrate.ladder import grid, ladder
+from calibrate.ladder import grid, ladder, message_grid
 from calibrate.sweeps import LONGEST_S, Sweeps
-from perfmodel.hardware.interconnect import COLLECTIVES, CollectiveRecord
+from perfmodel.hardware.interconnect import COLLECTIVES, MESSAGES, CollectiveRecord
 from perfmodel.units import GIB, KIB, MIB
 
 
@@ -29,7 +29,7 @@ class Library:
 
         return note
 
-    def get_rank(self):
+    def get_rank(self, group=None):
         return self.rank
 
     def get_global_rank(self, group, rank):
@@ -54,6 +54,27 @@ def test_sizes_are_those_of_nccl_tests(monkeypatch, kind, rank, expected, dtype)
     monkeypatch.setattr(collectives, "dist", library)
     collective_call(Wanted(kind, 4, dtype, 4096), None, "cpu")()
     assert library.seen == [expected]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exchange_is_one_batch_of_a_message_each_way(monkeypatch, rank):
+    batches, waited = [], []
+
+    def batch_isend_irecv(batch):
+        batches.append(batch)
+        return [SimpleNamespace(wait=lambda: waited.append(True))]
+
+    library = Library(rank)
+    library.isend, library.irecv, library.batch_isend_irecv = "isend", "irecv", batch_isend_irecv
+    library.P2POp = lambda operation, tensor, group, group_peer: (operation, tensor, group_peer)
+    monkeypatch.setattr(collectives, "dist", library)
+    call = collective_call(Wanted("exchange", 2, "bfloat16", 4096), None, "cpu")
+    call()
+    ((sent, received),) = batches
+    assert (sent[0], sent[2], received[0], received[2]) == ("isend", 1 - rank, "irecv", 1 - rank)
+    assert sent[1].nbytes == received[1].nbytes == 4096
+    assert sent[1].data_ptr() != received[1].data_ptr()
+    assert waited == [True]
 
 
 class Device:
@@ -149,12 +170,18 @@ def test_ladders():
         MIB,
         MIB * 3 // 2,
     ]
-    assert list(grid(2, KIB)) == [(kind, KIB) for kind in COLLECTIVES]
+    assert list(grid(2, KIB)) == [(kind, KIB) for kind in COLLECTIVES if kind not in MESSAGES]
     assert list(grid(3, KIB)) == [("all_reduce", KIB), ("broadcast", KIB)]
     assert ("all_gather", 3 * MIB // 2) not in list(grid(4, GIB))
     sizes = [size for _, size in grid(4, GIB)]
     assert sizes == sorted(sizes)
-    assert "send_recv" not in {kind for kind, _ in grid(4, GIB)}
+
+
+def test_messages_have_a_ladder_of_their_own():
+    rows = list(message_grid(GIB))
+    assert rows == [(kind, KIB << power) for power in range(19) for kind in MESSAGES]
+    assert rows[-1] == ("exchange", 256 * MIB)
+    assert list(message_grid(KIB)) == [("send_recv", KIB), ("exchange", KIB)]
 
 
 class Bench:

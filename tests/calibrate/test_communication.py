@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def gloo() -> Measured:
 
 def test_every_kind_is_measured_over_the_ladder_and_the_exact_sizes(gloo) -> None:
     found, stages_s = gloo.interconnect, gloo.stages_s
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     keys = {collective_key(kind, 2, "float32", size) for kind in kinds for size in (1024, 2048, 4096)}
     assert set(found.collectives) == keys | {"all_reduce 2 float32 12344"}
     assert found.collectives["all_reduce 2 float32 12344"].origin == "scenario"
@@ -248,18 +249,39 @@ def test_bad_requests_leave_the_profile_alone(
 def test_a_stage_alone_leaves_the_rest_and_says_when(path: Path, asked: list[tuple[Request, float]]) -> None:
     calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
     known = load_profile(path)
-    wires = known.interconnects["gloo"].model_copy(update={"provenance": {"cpu": "a", "measured_at": "then"}})
+    update = {"provenance": {"cpu": "a", "measured_at": "then"}, "communicator_bytes": {"2": 5}}
+    wires = known.interconnects["gloo"].model_copy(update=update)
     stages = {"interconnects_s": {"gloo": {"calls": 2.5, "transfers": 3.0}}}
     save_profile(known.model_copy(update={"interconnects": {"gloo": wires}, "provenance": stages}), path)
-    calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()], only=["calls"])
+    calibrate_interconnect(path, "gloo", "cpu", 2, only=["calls", "collectives"])  # whose time has other names
     (_, (request, _)) = asked
-    assert (request.stages, request.exact, request.own) == (("calls",), (), ())
+    assert (request.stages, request.exact, request.own) == (("calls", "collectives"), (), ())
     found = load_profile(path)
     assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5, "transfers": 3.0}}
+    assert found.interconnects["gloo"].communicator_bytes == {"2": 5}
+    again = {"again_at": "now"}
     provenance = found.interconnects["gloo"].provenance
-    assert provenance == {"cpu": "a", "measured_at": "then", "calls": {"again_at": "now"}}
+    assert provenance == {"cpu": "a", "measured_at": "then", "calls": again, "collectives": again}
 
 
-def test_only_must_name_a_stage(path: Path) -> None:
-    with pytest.raises(PerfModelError, match=r"--only must name a stage of an interconnect \(got 'cals'\)\. Did you"):
-        calibrate_interconnect(path, "gloo", "cpu", 2, only=["cals"])
+@pytest.mark.parametrize(
+    ("only", "known", "options", "expected"),
+    [
+        (["cals"], True, {}, r"--only must name a stage of an interconnect \(got 'cals'\)\. Did you"),
+        (["calls"], False, {}, r"that the profile has \(got gloo, which it has not\)\. Measure all of it first"),
+        (["calls"], True, {"scenarios": [None]}, r"--only must be given without --scenario \(got both\)"),
+        (["calls"], True, {"budget_s": 0}, r"--only must be given without --budget 0 \(got both\)"),
+    ],
+)
+def test_only_is_for_stages_of_an_interconnect_that_is_known(
+    path: Path,
+    asked: list[tuple[Request, float]],
+    only: list[str],
+    known: bool,
+    options: dict[str, Any],
+    expected: str,
+) -> None:
+    if known:
+        calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
+    with pytest.raises(PerfModelError, match=expected):
+        calibrate_interconnect(path, "gloo", "cpu", 2, only=only, **options)

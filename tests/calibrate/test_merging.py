@@ -62,3 +62,35 @@ def test_own_kernels_that_were_not_measured_again_stay() -> None:
     assert {
         key: each.compute_factor for key, pairs in found.own_contention.items() for each in pairs.values()
     } == expected
+
+
+def test_roles_in_messages_that_were_not_measured_again_stay() -> None:
+    def wires(**factors: dict[str, float]) -> Interconnect:
+        roles = {
+            role: {
+                kind: Coupling(compute_factor=factor, communication_factor=1.0, tail_share=1.0)
+                for kind, factor in kinds.items()
+            }
+            for role, kinds in factors.items()
+        }
+        return Interconnect.model_validate({"backend": "nccl", "message_couplings": roles})
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    once = merged(profile, "nvlink", wires(send={"row": 1.25, "gemm_fp32": 1.5}, wait={"row": 2.0}))
+    twice = merged(once, "nvlink", wires(send={"row": 1.75}, receive={"row": 1.1}))
+    found = twice.interconnects["nvlink"].message_couplings
+    assert {role: {kind: each.compute_factor for kind, each in kinds.items()} for role, kinds in found.items()} == {
+        "send": {"row": 1.75, "gemm_fp32": 1.5},
+        "receive": {"row": 1.1},
+        "wait": {"row": 2.0},
+    }
+
+
+def test_messages_alone_do_not_tell_how_far_calibrations_differ() -> None:
+    def wires(time_s: float) -> Interconnect:
+        return Interconnect(backend="gloo", collectives={"exchange 2 float32 64": CollectiveRecord(time_s=time_s)})
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    twice = merged(merged(profile, "gloo", wires(1.0)), "gloo", wires(2.0)).interconnects["gloo"]
+    assert twice.rerun_spread is None
+    assert twice.segments["exchange 2"][0].alpha_s == 2.0

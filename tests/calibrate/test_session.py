@@ -233,13 +233,12 @@ def test_power_can_be_measured_again_and_is_where_nothing_was_read(
     session.calibrate(path, "cpu", progress=False)
     measured: list[str] = []
     monkeypatch.setattr(session._Session, "_power", lambda self, bench: measured.append("power"))
-    monkeypatch.setattr(session._Session, "_waiting", lambda self: measured.append("waiting"))
     session.calibrate(path, "cpu", resume=True, progress=False)
     assert measured == []
     session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
     assert measured == ["power"]
-    session.calibrate(path, "cpu", only=["waiting"], progress=False)
-    assert measured == ["power", "waiting"]
+    with pytest.raises(PerfModelError, match=r"--only waiting must be given with --device cuda \(got cpu\)"):
+        session.calibrate(path, "cpu", only=["waiting"], progress=False)
     on_gpu = session._Session(draft.Draft.load(path), "cuda", Progress(False), 0.0, False)
     assert on_gpu._is_done("grid")
     assert not on_gpu._is_done("power")

@@ -39,5 +39,8 @@ def test_a_process_that_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPa
         raise subprocess.CalledProcessError(1, command, stderr="Traceback\nRuntimeError: no GPU\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(PerfModelError, match=r"a process that times kernels must end \(got: RuntimeError: no GPU\)"):
+    with pytest.raises(
+        PerfModelError,
+        match=r"a process that times kernels beside waiting streams must end \(got: RuntimeError: no GPU\)",
+    ):
         waiting.waiting_spacings_s(lambda: None)

@@ -134,7 +134,7 @@ def test_fewer_ranks_come_from_the_next_larger_group() -> None:
     assert found.time_s == pytest.approx(1.5e-5 + 2e-10 * (MIB / 2 * 4 / 3) * 2 / 3)
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("broadcast", 2), ("send_recv", 2)])
+@pytest.mark.parametrize(("kind", "ranks"), [("broadcast", 2), ("send_recv", 2), ("exchange", 2)])
 def test_a_pipeline_and_a_message_cost_many_ranks_what_they_cost_two(kind: str, ranks: int) -> None:
     wires = Interconnect(backend="nccl", segments={f"{kind} {ranks}": (segment(1e-5, 1e-10),)})
     assert collective_cost(kind, 16, "float32", 1024, wires).time_s == pytest.approx(1e-5 + 1024e-10)
@@ -219,6 +219,27 @@ def test_more_bytes_are_never_faster_and_more_bandwidth_never_slower(
 
 def test_one_rank_costs_nothing() -> None:
     assert collective_cost("all_reduce", 1, "float32", MIB, WIRES).time_s == 0.0
+
+
+def test_a_message_each_way_has_a_curve_of_its_own() -> None:
+    wires = Interconnect(
+        backend="nccl",
+        collectives={collective_key("exchange", 2, "bfloat16", 5000): record(7e-6, "scenario")},
+        segments={"send_recv 2": (segment(1e-5, 1e-10),), "exchange 2": (segment(2e-5, 2e-10),)},
+    )
+    one_way, both_ways = (collective_cost(kind, 2, "float32", MIB, wires) for kind in ("send_recv", "exchange"))
+    assert (one_way.time_s, both_ways.time_s) == pytest.approx((1e-5 + MIB * 1e-10, 2e-5 + MIB * 2e-10))
+    assert (one_way.source, both_ways.source) == ("curve", "curve")
+    assert both_ways.busbw_bytes_per_s == both_ways.algbw_bytes_per_s == pytest.approx(MIB / both_ways.time_s)
+    assert collective_cost("exchange", 2, "bfloat16", 5000, wires)[:3] == (7e-6, 0.01, "exact")
+    larger = collective_cost("exchange", 2, "float32", 4 * MIB, wires)
+    assert (larger.time_s, larger.source) == (pytest.approx(2e-5 + 4 * MIB * 2e-10), "extrapolated")
+    assert "from sizes of up to 1 MiB by the end of their curve" in extrapolation("exchange", 2, wires)
+
+
+def test_a_profile_without_messages_says_so() -> None:
+    with pytest.raises(PerfModelError, match=r"measured for exchange \(it has all_gather, all_reduce\)"):
+        collective_cost("exchange", 2, "float32", MIB, WIRES)
 
 
 def test_what_was_not_measured_is_one_sentence() -> None:

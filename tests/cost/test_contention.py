@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel.api import predict
-from perfmodel.cost.contention import operator_kind, slowdowns
+from perfmodel.cost.contention import beside_message, operator_kind, slowdowns
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.hardware.profile import find_profile, load_profile
@@ -71,6 +71,24 @@ def test_each_launch_takes_the_coupling_of_its_kind_or_the_nearest() -> None:
     assert first.tail_s.tolist() == [5.0, 20.0, 15.0]
     assert first.wave_s is not None
     assert first.wave_s.tolist() == first.tail_s.tolist()
+
+
+def test_a_message_slows_a_rank_by_the_couplings_of_its_role() -> None:
+    program = replace(program_of(("backward", 0, ops(0))), collectives=(Collective("send_recv", "float32", 4, 2),) * 3)
+    known = wired(gemm_fp32=(1.25, 1.5, 0.5)).model_copy(
+        update={
+            "message_couplings": {
+                "send": wired(gemm_fp32=(1.5, 2.0, 0.25)).couplings,
+                "wait": wired(gemm_fp32=(1.125, 1.0, 1.0)).couplings,
+            },
+            "own_couplings": {kernel_key(program.operations[0]): wired(own=(9.0, 9.0, 1.0)).couplings["own"]},
+        }
+    )
+    by_role = [beside_message(known, role) for role in ("send", "receive", "wait")]
+    found = slowdowns(program, [cost("gemm")], np.array([0]), np.array([10.0]), by_role)
+    assert [each.compute_factor[0] for each in found] == [1.5, 9.0, 1.125]  # receive: as beside collectives
+    assert [each.communication_factor[0] for each in found] == [2.0, 9.0, 1.0]
+    assert [each.tail_s[0] for each in found] == [2.5, 10.0, 10.0]
 
 
 def test_the_kernels_of_a_list_are_placed_one_by_one() -> None:

@@ -366,6 +366,9 @@ def test_a_call_right_after_one_like_it_has_a_cost_of_its_own() -> None:
     host = {name: CallRecord(time_s=seconds * US) for name, seconds in calls.items()}
     found = host_costs(program, profile_of({}), "fp32", Interconnect(backend="nccl", host=host))
     assert found[:3] / US == pytest.approx([9, 2, 50])  # of broadcasts in a row nothing was measured
+    host["broadcast async again"] = CallRecord(time_s=20 * US)
+    found = host_costs(program, profile_of({}), "fp32", Interconnect(backend="nccl", host=host))
+    assert found[:3] / US == pytest.approx([9, 2, 20])
 
 
 def test_nothing_measured_costs_nothing() -> None:

@@ -67,6 +67,7 @@ def test_links_are_to_be_as_fast_as_links_can_be(path: Path, factor: float, is_a
         ("all_to_all", 0.875),
         ("broadcast", 1.0),
         ("send_recv", 1.0),
+        ("exchange", 1.0),
     ],
 )
 def test_bus_bandwidth_is_that_of_nccl_tests(kind: str, factor: float) -> None:
