@@ -2,17 +2,19 @@
 
 import re
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, save_profile
-from perfmodel.workload.scenario import Scenario, workload_of
+from perfmodel.workload.scenario import Scenario, Schedule, workload_of
 from validate.cases import HERE, choose_cases, load, resolved_scenario
 
 ONE_GPU = load(HERE / "one-gpu.yaml")
 DATA_PARALLEL = load(HERE / "data-parallel.yaml")
 SHARDED = load(HERE / "sharded.yaml")
+PIPELINES = load(HERE / "pipelines.yaml")
 CASE = "{name: a, split: tuning, class: x, scenario: {model: {family: gpt, size: tiny}, %s}}"
 GOOD = CASE % "batch: {size: 1, sequence_length: 8}, hardware: {profile: p}"
 
@@ -30,8 +32,9 @@ def test_the_shipped_list_holds_out_a_third_of_every_class():
     [
         (DATA_PARALLEL, {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}, 36),
         (SHARDED, {"zero-nvlink", "zero-settings", "zero-host-memory", "zero-two-nodes"}, 30),
+        (PIPELINES, {"pp-nvlink", "pp-schedules", "pp-host-memory"}, 36),
     ],
-    ids=["data-parallel", "sharded"],
+    ids=["data-parallel", "sharded", "pipelines"],
 )
 def test_lists_of_several_gpus_hold_out_a_third_of_every_class(cases, names, least):
     classes = Counter(case.group for case in cases)
@@ -52,6 +55,22 @@ def test_the_sharded_list_has_every_stage_wiring_model_and_precision():
     }
     policies = [s.parallelism.fsdp.mixed_precision for s in scenarios if s.parallelism.fsdp is not None]
     assert {(each.param, each.reduce) for each in policies if each is not None} == {("bf16", None), ("bf16", "fp32")}
+
+
+def test_the_pipeline_list_has_every_schedule_wiring_model_and_number_of_gpus():
+    scenarios = [case.scenario for case in PIPELINES]
+    sections = [scenario.parallelism.pp for scenario in scenarios]
+    assert {section.schedule for section in sections} == set(get_args(Schedule))
+    assert {section.stages for section in sections} == {2, 3, 4}
+    assert all(section.stages == s.hardware.gpus for section, s in zip(sections, scenarios, strict=True))
+    assert {section.micro_batches for section in sections} >= {2, 4, 8, 16, 32}
+    assert any(section.layers is not None for section in sections)
+    assert {s.hardware.interconnect for s in scenarios} == {"nvlink", "host-memory"}
+    assert {s.precision for s in scenarios} == {"fp32", "bf16"}
+    assert {(s.model.family, s.model.size) for s in scenarios} >= {
+        *(("gpt", size) for size in ("large", "xl", "2.7b")),
+        ("bert", "large"),
+    }
 
 
 def test_the_data_parallel_list_has_every_form_and_wiring():
