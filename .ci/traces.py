@@ -5,16 +5,26 @@ Takes torch, and about two minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+from perfmodel.program.pipeline.programs import parts_of_ranks
 from perfmodel.program.ranks import as_computed, optimizer_shares
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace.optimizer import trace_optimizer
+from perfmodel.workload.trace.part import trace_part
 from perfmodel.workload.trace.session import trace_step
-from perfmodel.workload.trace_file import save_trace
-from perfmodel.workload.trace_store import SHIPPED, get_trace, optimizer_trace_name, trace_name
+from perfmodel.workload.trace_file import Trace, save_trace
+from perfmodel.workload.trace_store import (
+    SHIPPED,
+    get_part_trace,
+    get_trace,
+    optimizer_trace_name,
+    part_trace_name,
+    trace_name,
+)
 from validate import cases
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,26 +34,41 @@ def questions() -> Iterator[tuple[str, Scenario]]:
     """Name and scenario of all that is predicted in this repository."""
     for path in sorted(ROOT.glob("scenarios/*.yaml")):
         yield path.stem, load_scenario(path)
+    measured = {path.stem for path in ROOT.glob("results/*/*.json")}
     for path in sorted(ROOT.glob("validate/cases/*.yaml")):
         for case in cases.load(path):
-            yield case.name, case.scenario
+            if case.scenario.parallelism.pp is None or case.name in measured:
+                yield case.name, case.scenario
+
+
+def traces_of(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Trace]]]:
+    """The name of each that a prediction takes, and what makes it."""
+    if scenario.parallelism.pp is not None:
+        for parts in parts_of_ranks(scenario):
+            for number, is_split in parts:
+                yield part_trace_name(scenario, number, is_split), partial(trace_part, scenario, number, is_split)
+            stages = dict.fromkeys(part.stage for part in parts)
+            if len(stages) > 1:  # whose optimizer steps over the parameters of all
+                held = [get_part_trace(scenario, stage).parameters for stage in stages]
+                tensors = [parameter.tensor for parameters in held for parameter in parameters]
+                yield optimizer_trace_name(scenario, tensors), partial(trace_optimizer, scenario, tensors)
+        return
+    computed = as_computed(scenario)
+    yield trace_name(computed), partial(trace_step, computed)
+    for each in optimizer_shares(scenario, get_trace(computed)):
+        made = partial(trace_optimizer, scenario, each.tensors, each.parts)
+        yield optimizer_trace_name(scenario, each.tensors, each.parts), made
 
 
 def main() -> None:
     written: set[Path] = set()
     for name, scenario in questions():
-        computed = as_computed(scenario)
-        target = SHIPPED / f"{trace_name(computed)}.json.gz"
-        if target not in written:
-            save_trace(trace_step(computed), target)
-            written.add(target)
-            print(f"{name}: {target.name}, {target.stat().st_size} bytes")
-        for each in optimizer_shares(scenario, get_trace(computed)):
-            share = SHIPPED / f"{optimizer_trace_name(scenario, each.tensors, each.parts)}.json.gz"
-            if share not in written:
-                save_trace(trace_optimizer(scenario, each.tensors, each.parts), share)
-                written.add(share)
-                print(f"{name}: {share.name}, {share.stat().st_size} bytes")
+        for trace, make in traces_of(scenario):
+            target = SHIPPED / f"{trace}.json.gz"
+            if target not in written:
+                save_trace(make(), target)
+                written.add(target)
+                print(f"{name}: {target.name}, {target.stat().st_size} bytes")
     for path in set(SHIPPED.glob("*.json.gz")) - written:
         path.unlink()
         print(f"removed {path.name}")

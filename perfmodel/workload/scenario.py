@@ -178,6 +178,11 @@ class ParallelismSection(_Section):
     fsdp: FsdpSection | None = None
     pp: PipelineSection | None = None
 
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.dp * (1 if self.pp is None else self.pp.stages)
+
 
 class HardwareSection(_Section):
     """profile: a catalog name or a file. gpus: in all, over the nodes. gpu_speeds: what each GPU does in the time in

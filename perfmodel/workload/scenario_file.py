@@ -70,7 +70,7 @@ def load_question(
 
 def interconnect_in_use(scenario: Scenario, profile: Profile) -> str | None:
     """The name of the wiring that the scenario's ranks talk over; None where one rank talks to nobody."""
-    return None if scenario.parallelism.dp == 1 else scenario.hardware.interconnect or profile.interconnect
+    return None if scenario.parallelism.ranks == 1 else scenario.hardware.interconnect or profile.interconnect
 
 
 def assigned_keys(assignments: Iterable[str]) -> list[str]:

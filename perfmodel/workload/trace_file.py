@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, enco
 # Format history
 # 1  first
 # 2  where the backward of repeated blocks begins and ends
-TRACE_VERSION = 2
+# 3  what a part of a pipeline receives and sends
+TRACE_VERSION = 3
+OLDEST_VERSION = 2  # a file without a boundary is read as it is
 
 
 class EventKind(IntEnum):
@@ -72,8 +74,9 @@ class StorageKind(IntEnum):
 class Segment:
     """Events ``start`` (inclusive) to ``stop`` (exclusive) of one phase.
 
-    phase: zero_grad, forward, backward, clip or optimizer. micro_batch: 0 is the first of a step; a trace holds at most
-    two (the later ones all run what the second runs), -1 where the phase has none.
+    phase: zero_grad, forward, backward, clip or optimizer; in parts of a pipeline also scale, and backward_input and
+    backward_weight in place of backward. micro_batch: 0 is the first of a step; a trace holds at most two (the later
+    ones all run what the second runs), -1 where the phase has none.
     """
 
     phase: str
@@ -125,6 +128,33 @@ class Storage:
     kind: StorageKind
 
 
+class BoundaryTensor(NamedTuple):
+    """What a part of a pipeline exchanges with its neighbour for each micro-batch.
+
+    first, steady: the storage ids that it has in the first step and in the later ones, of micro-batch 0 and 1.
+    """
+
+    tensor: TensorSpec
+    first: tuple[int, ...]
+    steady: tuple[int, ...]
+
+
+class Boundary(NamedTuple):
+    """Where the messages of a part of a pipeline begin and end.
+
+    takes: the activation that it receives. gives: its output, sent on. takes_gradient: the gradient of the output,
+    received. gives_gradient: that of the activation, sent back. None in the first and last part, which have no such
+    neighbour. output: what forward gives, to whomever: ``gives``, or the last part's logits. Received ones are
+    persistent storages.
+    """
+
+    takes: BoundaryTensor | None
+    gives: BoundaryTensor | None
+    takes_gradient: BoundaryTensor | None
+    gives_gradient: BoundaryTensor | None
+    output: BoundaryTensor
+
+
 @dataclass(frozen=True)
 class Trace:
     """What one rank computes.
@@ -134,7 +164,7 @@ class Trace:
     names) and nodes (autograd node names) are the tables the events point into. persistent: storages made before the
     first step. first, steady: the first step (which creates optimizer states) and every later one. storage_kinds: kind
     of every storage id that any event allocates. optimized: what the optimizer steps over, where that is not the
-    parameters (not in files).
+    parameters (not in files). boundary: of a part of a pipeline, else None.
     """
 
     workload: dict[str, Any]
@@ -149,6 +179,7 @@ class Trace:
     steady: StepEvents
     storage_kinds: dict[int, StorageKind] = field(default_factory=dict)
     optimized: tuple[Parameter, ...] | None = None
+    boundary: Boundary | None = None
 
     def segment(self, phase: str, micro_batch: int = -1) -> Segment | None:
         """The steady step's segment of that phase, or None."""
@@ -197,6 +228,21 @@ def _decode_events(data: dict[str, Any]) -> StepEvents:
     return StepEvents(kind, a, b, segments, offsets, touches, touch_bytes)
 
 
+def _encode_boundary(boundary: Boundary | None) -> list[Any] | None:
+    if boundary is None:
+        return None
+    return [None if each is None else [each.tensor.text, each.first, each.steady] for each in boundary]
+
+
+def _decode_boundary(rows: list[Any] | None) -> Boundary | None:
+    if rows is None:
+        return None
+    found = [
+        None if row is None else BoundaryTensor(TensorSpec.parse(row[0]), tuple(row[1]), tuple(row[2])) for row in rows
+    ]
+    return Boundary(*found)  # type: ignore[arg-type]
+
+
 def save_trace(trace: Trace, path: Path) -> None:
     """Write ``path`` (gzip JSON) atomically; equal traces give equal bytes."""
     data = {
@@ -212,6 +258,7 @@ def save_trace(trace: Trace, path: Path) -> None:
         "first": _encode_events(trace.first),
         "steady": _encode_events(trace.steady),
         "storage_kinds": [list(trace.storage_kinds), [int(kind) for kind in trace.storage_kinds.values()]],
+        "boundary": _encode_boundary(trace.boundary),
     }
     text = json.dumps(data, separators=(",", ":"))
     write_atomically(path, gzip.compress(text.encode(), mtime=0))
@@ -229,8 +276,10 @@ def load_trace(path: Path) -> Trace:
         data = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, EOFError, ValueError, gzip.BadGzipFile) as error:
         raise PerfModelError(f"{path}: must be a whole gzip JSON trace ({error}). Delete it to trace again.") from error
-    if (version := check_version(path, data, TRACE_VERSION, "Delete it to trace again.")) < TRACE_VERSION:
-        raise PerfModelError(f"{path}: version must be {TRACE_VERSION} (got {version}). Delete it to trace again.")
+    if (version := check_version(path, data, TRACE_VERSION, "Delete it to trace again.")) < OLDEST_VERSION:
+        raise PerfModelError(
+            f"{path}: version must be {OLDEST_VERSION} to {TRACE_VERSION} (got {version}). Delete it to trace again."
+        )
     try:
         return Trace(
             workload=data["workload"],
@@ -244,8 +293,9 @@ def load_trace(path: Path) -> Trace:
             first=_decode_events(data["first"]),
             steady=_decode_events(data["steady"]),
             storage_kinds={i: StorageKind(kind) for i, kind in zip(*data["storage_kinds"], strict=True)},
+            boundary=_decode_boundary(data.get("boundary")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise PerfModelError(
             f"{path}: must hold a whole trace ({error!r} is wrong). Delete it to trace again."
         ) from error

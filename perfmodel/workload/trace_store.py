@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError
+from perfmodel.workload.pipeline_parts import (
+    ParameterCounts,
+    micro_batch_size,
+    number_of_parts,
+    parts_of,
+    pipeline_of,
+)
 from perfmodel.workload.scenario import workload_digest, workload_of
 from perfmodel.workload.trace_file import Trace, load_trace, save_trace
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from perfmodel.workload.scenario import Scenario
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
-REMEMBERED_TRACES = 8
+REMEMBERED_TRACES = 32
 
 _remembered: OrderedDict[tuple[str, bool], Trace] = OrderedDict()
 
@@ -45,6 +52,65 @@ def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], part
     if parts is not None:
         workload["parts"] = parts._asdict()
     return f"optimizer-{workload_digest(workload)}"
+
+
+def part_workload(scenario: Scenario, blocks: Sequence[int], number: int, split: bool) -> dict[str, Any]:
+    """What decides which operators part ``number`` of the scenario's pipeline runs.
+
+    That of a micro-batch, and what the part has of the model: how many blocks, and the place of the first of them among
+    those of which every k-th is checkpointed. How many micro-batches there are decides nothing.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With ``parallelism.pp``.
+    blocks : sequence of int
+        Of each part.
+    number : int
+    split : bool
+    """
+    batch = scenario.batch.model_copy(update={"size": micro_batch_size(scenario)})
+    training = scenario.training.model_copy(update={"gradient_accumulation": 2})
+    checkpointing = training.activation_checkpointing
+    first = 0 if isinstance(checkpointing, str) else sum(blocks[:number]) % checkpointing.every
+    part = {
+        "blocks": [first, blocks[number]],
+        "is_first": number == 0,
+        "is_last": number == len(blocks) - 1,
+        "split": split,
+    }
+    return workload_of(scenario.model_copy(update={"batch": batch, "training": training})) | {"part": part}
+
+
+def check_part(scenario: Scenario, number: int) -> None:
+    """Refuse a part that the scenario's pipeline does not have.
+
+    Raises
+    ------
+    PerfModelError
+        Then, or if the scenario has no pipeline, or does not train.
+    """
+    count = number_of_parts(pipeline_of(scenario))
+    if scenario.mode != "train":
+        raise PerfModelError(
+            f"mode must be train where parallelism.pp is given (got {scenario.mode}): a pipeline of forward alone is "
+            "not modelled. Use train."
+        )
+    if not 0 <= number < count:
+        raise PerfModelError(f"part must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
+
+
+def part_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
+    """``part-1a2b3c4d5e6f``: the digest of :func:`part_workload`. Needs torch unless ``layers`` are given."""
+    return f"part-{workload_digest(part_workload(scenario, _blocks_of_parts(scenario), number, split))}"
+
+
+def _blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+    if pipeline_of(scenario).layers is not None:
+        return parts_of(scenario, ParameterCounts(embeddings=0, block=0, head=0))
+    with _torch_needed(scenario):
+        from perfmodel.workload.trace.part import blocks_of_parts
+    return blocks_of_parts(scenario)
 
 
 def find_trace(name: str) -> Path | None:
@@ -87,6 +153,26 @@ def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts
         return trace_optimizer(scenario, tensors, parts)
 
     return _get(optimizer_trace_name(scenario, tensors, parts), make)
+
+
+def get_part_trace(scenario: Scenario, number: int, split: bool = False) -> Trace:
+    """What part ``number`` of the scenario's pipeline computes: remembered, loaded, or made now and cached.
+
+    Parts that run the same operators share a trace; see :func:`~perfmodel.workload.trace.part.trace_part`.
+
+    Raises
+    ------
+    PerfModelError
+        If it must be made and torch is missing, or it cannot be made.
+    """
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.workload.trace.part import trace_part
+        return trace_part(scenario, number, split)
+
+    check_part(scenario, number)
+    return _get(part_trace_name(scenario, number, split), make)
 
 
 def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_import: bool = False) -> Trace:

@@ -107,7 +107,7 @@ def test_targets_are_neither_found_nor_cached(empty_store):
 def test_only_few_traces_are_remembered(scenario, monkeypatch):
     monkeypatch.setattr("perfmodel.workload.trace.session.trace_step", lambda scenario, allow_import: object())
     monkeypatch.setattr(trace_store, "save_trace", lambda trace, path: None)
-    for size in range(1, 12):
+    for size in range(1, trace_store.REMEMBERED_TRACES + 4):
         get_trace(scenario.model_copy(update={"batch": scenario.batch.model_copy(update={"size": size})}))
     assert len(trace_store._remembered) == trace_store.REMEMBERED_TRACES
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from perfmodel.workload import families
 from perfmodel.workload.models.build import BLOCKS, HALF
 from perfmodel.workload.models.step import AUTOCAST_DTYPES
-from perfmodel.workload.pipeline_parts import ParameterCounts, parts_of, pipeline_of
+from perfmodel.workload.pipeline_parts import ParameterCounts, micro_batch_size, parts_of, pipeline_of
 
 if TYPE_CHECKING:
     from perfmodel.workload.scenario import Scenario
@@ -232,3 +233,18 @@ def loss_of(scenario: Scenario) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
         return lambda logits, labels: ForCausalLMLoss(logits, labels, vocab_size=logits.shape[-1])
     return lambda logits, labels: nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+
+
+def boundary_tensors(part: Any, scenario: Scenario) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the part takes and gives for a micro-batch, as tensors without data."""
+    model: Any = families.resolved(scenario.model)
+    tokens = (micro_batch_size(scenario), scenario.batch.sequence_length or 0)
+
+    def hidden() -> torch.Tensor:
+        return torch.empty(*tokens, model.width, dtype=part.dtype, device="meta", requires_grad=True)
+
+    takes = torch.empty(*tokens, dtype=torch.int64, device="meta") if part.is_first else hidden()
+    if not part.is_last:
+        return takes, hidden()
+    dtype = AUTOCAST_DTYPES.get(scenario.precision, part.dtype)
+    return takes, torch.empty(*tokens, model.vocabulary, dtype=dtype, device="meta", requires_grad=True)

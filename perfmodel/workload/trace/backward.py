@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.workload.trace.illusion import CudaIllusion, illusion_kept, patched
@@ -32,7 +33,7 @@ def nodes_reported(recorder: Recorder, illusion: CudaIllusion) -> Iterator[None]
             with illusion_kept(illusion):
                 return run_engine(roots, *args, **kwargs)
         finally:
-            recorder.borders.clear()
+            recorder.engine_ends()
             for handle in handles:
                 handle.remove()
 
@@ -41,7 +42,9 @@ def nodes_reported(recorder: Recorder, illusion: CudaIllusion) -> Iterator[None]
 
 
 def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    stack = [root.grad_fn for root in roots if getattr(root, "grad_fn", None) is not None]
+    """Nodes from the roots on: tensors, or edges of the graph."""
+    found = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    stack = [node for node in found if node is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()

@@ -64,6 +64,9 @@ _ANSWERS: dict[Any, Callable[[torch.Tensor], Any]] = {
 }
 
 
+_ENGINE_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
 class CudaIllusion(TorchFunctionMode):
     """See the module. ``recorder`` is told the place of results and the calls."""
 
@@ -78,7 +81,7 @@ class CudaIllusion(TorchFunctionMode):
         if answer is not None:
             return answer(args[0])
         kwargs = kwargs or {}
-        if func is torch.Tensor.backward or func is torch.autograd.backward:
+        if func in _ENGINE_CALLS:
             return func(*args, **kwargs)
         place = None
         name = self._call_name(func)

@@ -42,6 +42,7 @@ _BOOKKEEPING = frozenset(
         "set_",
     )
 )
+_CALLING_PHASES = ("forward", "backward", "backward_input", "backward_weight")
 _COMPUTE_LOGSUMEXP = 4  # cuDNN's attention makes no log-sum-exp unless this argument asks for it
 _IGNORED_NAMESPACES = frozenset(("prim", "profiler"))
 # Outputs that CUDA returns on the host: the random seed and offset.
@@ -139,7 +140,7 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def calling(self, name: str | None) -> Iterator[None]:
         """Report a call from Python, if any operator runs inside it."""
-        if name is None or self.phase not in ("forward", "backward"):
+        if name is None or self.phase not in _CALLING_PHASES:
             yield
             return
         start = len(self._kind)
@@ -175,6 +176,10 @@ class Recorder(TorchDispatchMode):
 
     def node_ends(self) -> None:
         self._engine_accumulates = True
+
+    def engine_ends(self) -> None:
+        self.borders.clear()
+        self._node, self._engine_accumulates = -1, False
 
     def gradient_ready(self, index: int) -> None:
         self._emit(EventKind.GRAD_READY, index)

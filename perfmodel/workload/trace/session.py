@@ -58,7 +58,7 @@ def trace_step(scenario: Scenario, allow_import: bool = False, steps: int = 2) -
             module = build_module(scenario, allow_import)
         recorder = Recorder(tuple((name, type(part).__name__) for name, part in module.named_modules()))
         fake_mode = FakeTensorMode()
-        replace_tensors(module, lambda tensor: _fake_twin(tensor, fake_mode))
+        replace_tensors(module, lambda tensor: fake_twin(tensor, fake_mode))
         with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder) as illusion:
             traced = _trace(scenario, module, recorder, illusion, allow_import, steps)
         recorder.ledger.close()
@@ -69,7 +69,7 @@ def _trace(
     scenario: Scenario, module: nn.Module, recorder: Recorder, illusion: CudaIllusion, allow_import: bool, steps: int
 ) -> tuple[list[Parameter], list[StepEvents]]:
     ledger = recorder.ledger
-    parameters = _number_module(module, recorder)
+    parameters = number_module(module, recorder)
     inputs = make_inputs(scenario, "cuda")
     for tensor in inputs.values():
         ledger.add_persistent(tensor, StorageKind.INPUT)
@@ -89,12 +89,12 @@ def _trace(
     return parameters, taken
 
 
-def _fake_twin(tensor: torch.Tensor, fake_mode: FakeTensorMode) -> torch.Tensor:
+def fake_twin(tensor: torch.Tensor, fake_mode: FakeTensorMode) -> torch.Tensor:
     with fake_mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
-def _number_module(module: nn.Module, recorder: Recorder) -> list[Parameter]:
+def number_module(module: nn.Module, recorder: Recorder) -> list[Parameter]:
     """Number parameters, then buffers, then other tensors of the module: the order in which they are placed."""
     ledger, parameters = recorder.ledger, []
     for name, parameter in module.named_parameters():
