@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from math import hypot
@@ -9,7 +10,7 @@ from math import hypot
 import numpy as np
 
 from perfmodel.cost.collectives import CollectiveCost, collective_cost
-from perfmodel.cost.contention import slowdowns
+from perfmodel.cost.contention import Slowdown, beside_message, slowdowns
 from perfmodel.cost.groups import Route, route_of
 from perfmodel.cost.host import host_costs, host_slowness, host_spread, paced_by_host
 from perfmodel.cost.kernels.cost import KernelCost
@@ -18,11 +19,11 @@ from perfmodel.cost.kernels.work import model_flops
 from perfmodel.cost.power import Clock, lowered_clock
 from perfmodel.cost.residency import resident_shares
 from perfmodel.cost.sharing import memory_sharing
-from perfmodel.hardware.interconnect import Interconnect, communicators_bytes
+from perfmodel.hardware.interconnect import Interconnect, Role, communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Collective, Program
 from perfmodel.program.ranks import RankProgram, rank_programs
-from perfmodel.simulate.engine import simulate
+from perfmodel.simulate.engine import simulate, simulate_together
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.prediction import KernelUse, Prediction
@@ -33,7 +34,7 @@ from perfmodel.simulate.provenance import (
     kernel_shares,
     kernel_warnings,
 )
-from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.step_work import StepWork, launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
 from perfmodel.support import check_supported, interconnect_of
@@ -45,7 +46,14 @@ from perfmodel.workload.scenario_file import interconnect_in_use
 __all__ = ["predict"]
 
 # Which part of the step a phase's device time is counted in.
-PART_OF_PHASE = {"forward": "forward_s", "backward": "backward_s", "reduce": "backward_s"}
+PART_OF_PHASE = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "backward_input": "backward_s",
+    "backward_weight": "backward_s",
+    "reduce": "backward_s",
+    "scale": "backward_s",
+}
 
 
 def predict(
@@ -71,17 +79,20 @@ def predict(
     check_supported(scenario, profile)
     interconnect = interconnect_of(scenario, profile)
     slowness, spread = host_slowness(profile, host_reference_s, interconnect), host_spread(profile)
-    ranks = rank_programs(scenario, allow_import)
+    ranks = rank_programs(scenario, allow_import, batches_all=_batches_messages(profile))
     steps = [_Step(each.program, profile, scenario, interconnect, exact) for each in ranks]
-    timelines = [step.timeline(slowness) for step in steps]
+    timelines = _timelines(steps, slowness)
     slowest = max(range(len(steps)), key=lambda index: timelines[index].step_time_s)
     memories = _memories(ranks, profile, scenario)
     step, timeline = steps[slowest], timelines[slowest]
     program = step.program
-    host_term_s = max(step.timeline(slowness * (1 + spread)).step_time_s - timeline.step_time_s, 0.0)
-    wire_term_s = step.wire_term_s(slowness, timeline)
+    along = steps if program.exchanges else [step]  # whose timelines depend on each other
+    host_term_s = max(_step_time_s(along, slowness * (1 + spread)) - timeline.step_time_s, 0.0)
+    wire_term_s = max(_step_time_s(along, slowness, 1 + step.wire_spread) - timeline.step_time_s, 0.0)
     clock_term_s = 0.0 if step.clock is None else step.clock.term_s
-    kernels = _kernel_uses(timeline, program, step.costs, scenario)
+    shown = range(len(steps)) if program.exchanges else [slowest]
+    uses = {at: _kernel_uses(timelines[at], steps[at].program, steps[at].costs, scenario) for at in shown}
+    kernels = uses[slowest]
     breakdown = _breakdown(timeline)
     return Prediction(
         scenario=scenario,
@@ -90,6 +101,9 @@ def predict(
         timeline=timeline,
         memory=memories[ranks[slowest].ranks[0]] if memories else None,
         rank_memories=memories,
+        rank_timelines=tuple(timelines) if program.exchanges else (),
+        rank_programs=tuple(each.program for each in steps) if program.exchanges else (),
+        rank_kernels=tuple(uses.values()) if program.exchanges else (),
         interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s, clock_term_s),
         kernels=kernels,
         breakdown=breakdown,
@@ -112,8 +126,14 @@ def slowest_speed(scenario: Scenario) -> float:
 
 
 def _collective_cost(collective: Collective, route: Route, exact: bool) -> CollectiveCost:
-    kind, dtype, size_bytes, ranks, _ = collective
+    kind, dtype, size_bytes, ranks, *_ = collective
     return collective_cost(kind, ranks, dtype, size_bytes, route.interconnect, exact=exact, sharing=route.sharing)
+
+
+def _batches_messages(profile: Profile) -> bool:
+    """Whether the profile's torch hands single messages of pipelines to batch_isend_irecv, as those before 2.12 do."""
+    found = re.match(r"(\d+)\.(\d+)", str(profile.provenance.get("torch", "")))
+    return found is not None and tuple(map(int, found.groups())) < (2, 12)
 
 
 class _Step:
@@ -122,13 +142,13 @@ class _Step:
     def __init__(
         self, program: Program, profile: Profile, scenario: Scenario, interconnect: Interconnect | None, exact: bool
     ) -> None:
-        self.program = program
+        self.program, self._matmul_tf32 = program, scenario.matmul_tf32
         self.costs = costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
         self.routes = [route_of(each.among, scenario, profile) for each in program.collectives]
         self.collectives = [
             _collective_cost(each, route, exact) for each, route in zip(program.collectives, self.routes, strict=True)
         ]
-        self._profile = profile
+        self.profile = profile
         self._kernels = np.array([cost.kernels for cost in costs])
         positions = launched_positions(program, self._kernels)
         lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
@@ -139,10 +159,11 @@ class _Step:
         at_clock_s = lasts_s if self.clock is None else lasts_s * self.clock.factor[operation]
         self._duration_s = at_clock_s / slowest_speed(scenario)
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
-        wires = [route.interconnect for route in self.routes]
+        wires = _as_heard(program.collectives, [route.interconnect for route in self.routes])
         self._slowdowns = slowdowns(
             program, costs, operation, self._duration_s, wires, matmul_tf32=scenario.matmul_tf32, exact=exact
         )
+        self._waiting = self._while_waiting(operation, exact)
         stream = program.instructions.stream[positions]
         beside = dict.fromkeys(operation[stream != COMPUTE].tolist())
         tail_s = self._slowdowns[0].tail_s if self._slowdowns else None
@@ -150,35 +171,79 @@ class _Step:
             program.operations, costs, operation, self._duration_s, beside, profile.device, tail_s
         )
 
+    def _while_waiting(self, operation: np.ndarray, exact: bool) -> tuple[Slowdown, ...]:
+        """What messages that wait for another rank do to this one's kernels."""
+        if not self.program.exchanges or not self._slowdowns:
+            return ()
+        known: dict[int, Interconnect] = {}
+        wires = [
+            known.setdefault(id(each.interconnect), beside_message(each.interconnect, "wait")) for each in self.routes
+        ]
+        return slowdowns(
+            self.program, self.costs, operation, self._duration_s, wires, matmul_tf32=self._matmul_tf32, exact=exact
+        )
+
     def _lowered_clock(self, operation: np.ndarray, lasts_s: np.ndarray) -> Clock | None:
         """operation, lasts_s: by launch, its distinct operation and its seconds at full clock."""
-        if not self._profile.power.kinds:
+        if not self.profile.power.kinds:
             return None
         calls = np.bincount(operation, minlength=len(self.costs))
         total_s = np.bincount(operation, weights=lasts_s, minlength=len(self.costs))
         waits_s, busiest_s = _communication_s(self.program, self.collectives)
         least_s = max(float(self._host_s.sum()), busiest_s)
-        return lowered_clock(self.program.operations, self.costs, calls, total_s, self._profile, waits_s, least_s)
+        return lowered_clock(self.program.operations, self.costs, calls, total_s, self.profile, waits_s, least_s)
 
-    def timeline(self, slowness: float, wire: float = 1.0) -> Timeline:
+    def work(self, slowness: float, wire: float = 1.0) -> StepWork:
         """slowness, wire: factors on host times and on collectives."""
         collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
         host_s = self._host_s * np.where(self._paced_by_host, slowness, 1.0)
-        work = step_work(
-            self.program, self._duration_s, self._kernels, host_s, collective_s, self._slowdowns, self._sharing
+        return step_work(
+            self.program,
+            self._duration_s,
+            self._kernels,
+            host_s,
+            collective_s,
+            self._slowdowns,
+            self._sharing,
+            self._waiting,
         )
-        if self._profile.device.kind == "cpu":
-            return simulate_one_clock(self.program, work)
-        return simulate(self.program, work, self._profile.launch)
 
-    def wire_term_s(self, slowness: float, timeline: Timeline) -> float:
-        """By how much the step grows when all collectives take a standard deviation longer."""
+    @property
+    def wire_spread(self) -> float:
+        """A standard deviation of collectives, relative; 0 without any."""
         total_s = sum(cost.time_s for cost in self.collectives)
         if total_s == 0:
             return 0.0
         spread = sum(cost.time_s * cost.spread for cost in self.collectives) / total_s
-        spread = hypot(spread, self._rerun_spread)
-        return max(self.timeline(slowness, 1 + spread).step_time_s - timeline.step_time_s, 0.0)
+        return hypot(spread, self._rerun_spread)
+
+
+def _as_heard(collectives: Sequence[Collective], wires: Sequence[Interconnect]) -> list[Interconnect]:
+    """What a rank's kernels have beside them: of messages, the coupling of its role."""
+    roles: dict[tuple[int, Role], Interconnect] = {}
+    found = []
+    for collective, wire in zip(collectives, wires, strict=True):
+        if not collective.role:
+            found.append(wire)
+            continue
+        role: Role = "send" if collective.role == "send" else "receive"
+        found.append(roles.setdefault((id(wire), role), beside_message(wire, role)))
+    return found
+
+
+def _timelines(steps: Sequence[_Step], slowness: float, wire: float = 1.0) -> list[Timeline]:
+    """Of ranks that send each other messages, simulated together."""
+    works = [step.work(slowness, wire) for step in steps]
+    programs, profile = [step.program for step in steps], steps[0].profile
+    if profile.device.kind == "cpu":
+        return [simulate_one_clock(program, work) for program, work in zip(programs, works, strict=True)]
+    if any(program.exchanges for program in programs):
+        return simulate_together(programs, works, profile.launch)
+    return [simulate(program, work, profile.launch) for program, work in zip(programs, works, strict=True)]
+
+
+def _step_time_s(steps: Sequence[_Step], slowness: float, wire: float = 1.0) -> float:
+    return max(timeline.step_time_s for timeline in _timelines(steps, slowness, wire))
 
 
 def _memories(ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario) -> tuple[MemoryTimeline, ...]:
@@ -252,6 +317,7 @@ def _breakdown(timeline: Timeline) -> dict[str, float]:
     for span, seconds in zip(timeline.phases, busy.tolist(), strict=True):
         parts[PART_OF_PHASE.get(span.phase, "optimizer_s")] += seconds
     parts["exposed_communication_s"] = timeline.exposed_communication_s
+    parts["bubble_s"] = timeline.bubble_s
     parts["host_bound_s"] = timeline.step_time_s - sum(parts.values())
     parts["communication_s"] = timeline.communication_s
     return parts
@@ -289,7 +355,7 @@ def _model_flops(timeline: Timeline, program: Program) -> float:
     in_forward = np.array([run.phase == "forward" for run in program.runs], dtype=bool)
     flops = np.array([model_flops(operation) for operation in program.operations])[timeline.operation]
     forward = float(np.sum(flops[in_forward[timeline.run]]))
-    return forward * (3 if any(run.phase == "backward" for run in program.runs) else 1)
+    return forward * (3 if any(run.phase.startswith("backward") for run in program.runs) else 1)
 
 
 def _warnings(kernels: tuple[KernelUse, ...], step: _Step, profile: Profile, scenario: Scenario) -> tuple[str, ...]:

@@ -8,12 +8,20 @@ from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.cost.groups import route_of
 from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.pipeline.orders import check_schedule
 from perfmodel.program.ranks import SHARDED
 from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
 from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.scenario import FsdpSection, MixedPrecisionSection, ParallelismSection, Scenario
+from perfmodel.workload.pipeline_parts import pipeline_of
+from perfmodel.workload.scenario import (
+    FsdpSection,
+    MixedPrecisionSection,
+    ParallelismSection,
+    PipelineSection,
+    Scenario,
+)
 from perfmodel.workload.scenario_file import interconnect_in_use
 
 LARGEST_NODE = 72  # GPUs that NVLink joins in what is built today
@@ -40,16 +48,20 @@ def check_supported(scenario: Scenario, profile: Profile) -> None:
         )
     section = scenario.parallelism
     if section.pp is not None:
-        raise PerfModelError(
-            "parallelism.pp must be left out in this version (got a pipeline). It is not predicted yet."
-        )
+        check_pipeline(scenario, section.pp)
+        if profile.device.kind == "cpu":
+            raise PerfModelError(
+                "parallelism.pp must be left out on the CPU (got a pipeline): messages between ranks are predicted of "
+                "GPUs alone. Choose a GPU's profile, or strategy ddp."
+            )
+        _check_messages(scenario, profile)
     if section.static_graph and scenario.training.gradient_accumulation > 1:
         raise PerfModelError(
             "parallelism.static_graph must be false where gradients are accumulated (got true with "
             f"gradient_accumulation={scenario.training.gradient_accumulation}): torch then leaves out micro-batches."
             " Leave one out."
         )
-    if section.dp != scenario.hardware.gpus:
+    if section.pp is None and section.dp != scenario.hardware.gpus:
         raise PerfModelError(
             f"parallelism.dp must be hardware.gpus (got dp={section.dp}, gpus={scenario.hardware.gpus})."
             " Set them alike: every GPU is a data-parallel rank."
@@ -99,6 +111,48 @@ def _check_zero1(scenario: Scenario) -> None:
             "would see the rank's own shard alone, and ranks would not skip the same steps. Use amp-bf16, or form "
             "broadcast."
         )
+
+
+def check_pipeline(scenario: Scenario, section: PipelineSection, where: str = "") -> None:
+    """What a pipeline cannot be, or cannot be combined with.
+
+    Raises
+    ------
+    PerfModelError
+        In one sentence that begins with ``where``.
+    """
+    pipeline_of(scenario)
+    check_schedule(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
+    if scenario.hardware.gpus != section.stages:
+        raise PerfModelError(
+            f"{where}hardware.gpus must be parallelism.pp.stages (got gpus={scenario.hardware.gpus}, "
+            f"stages={section.stages}). Set them alike."
+        )
+    must_be: list[tuple[str, object, object]] = [
+        ("mode", scenario.mode, "train"),
+        ("parallelism.dp", scenario.parallelism.dp, 1),
+        ("training.gradient_accumulation", scenario.training.gradient_accumulation, 1),
+        ("optimizer.max_grad_norm", scenario.optimizer.max_grad_norm, None),
+    ]
+    for key, given, wanted in must_be:
+        if given != wanted:
+            only = "left out" if wanted is None else wanted
+            raise PerfModelError(f"{where}{key} must be {only} with a pipeline (got {given}). Leave one out.")
+    if scenario.precision == "amp-fp16":
+        raise PerfModelError(
+            f"{where}precision must not be amp-fp16 with a pipeline (it is): each rank's gradient "
+            "scaler would see its own stages alone. Use amp-bf16."
+        )
+
+
+def _check_messages(scenario: Scenario, profile: Profile) -> None:
+    wires, name = interconnect_of(scenario, profile), interconnect_in_use(scenario, profile)
+    for kind in MESSAGES:
+        if wires is not None and f"{kind} 2" not in wires.segments:
+            raise PerfModelError(
+                f"profile {profile.name} must know messages over {name} for a pipeline (it has no {kind} of 2 ranks). "
+                f"Measure them with `perfmodel calibrate --interconnect {name} --only p2p`."
+            )
 
 
 def _check_fsdp(scenario: Scenario, profile: Profile) -> None:
@@ -235,7 +289,7 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
     """The wiring the scenario asks for, or the machine's own; None where one rank talks to nobody."""
-    if scenario.parallelism.dp == 1:
+    if scenario.parallelism.ranks == 1:
         return None
     name = interconnect_in_use(scenario, profile)
     if name is None or name not in profile.interconnects:

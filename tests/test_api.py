@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.api import PART_OF_PHASE, predict
 from perfmodel.comparison import predict_measurements
+from perfmodel.cost.kernels.work import model_flops
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
 from perfmodel.hardware.measurement import Measurement
@@ -311,3 +312,37 @@ def test_an_interconnect_that_lacks_something_says_so() -> None:
         "(kernels and collectives are taken not to slow each other), no communicator_bytes (communicators are taken to "
         "need no memory): `perfmodel calibrate --interconnect wires` measures what is missing"
     ]
+
+
+def pipeline(schedule: str, virtual_stages: int = 1) -> Scenario:
+    section = {"stages": 2, "schedule": schedule, "micro_batches": 4, "virtual_stages": virtual_stages}
+    return Scenario.model_validate(
+        {
+            "model": {"family": "gpt", "size": "tiny", "layers": 4},
+            "batch": {"size": 4, "sequence_length": 16},
+            "parallelism": {"pp": section},
+            "hardware": {"profile": "h200-sxm-x2", "gpus": 2, "interconnect": "nvlink"},
+        }
+    )
+
+
+def test_a_pipeline_keeps_what_all_its_ranks_do() -> None:
+    profile = load_profile(find_profile("h200-sxm-x2"))
+    found = predict(pipeline("1f1b"), profile)
+    assert found.step_time_s == max(each.step_time_s for each in found.rank_timelines)
+    slowest = [each is found.timeline for each in found.rank_timelines].index(True)
+    assert (found.program, found.kernels) == (found.rank_programs[slowest], found.rank_kernels[slowest])
+    for timeline, kernels in zip(found.rank_timelines, found.rank_kernels, strict=True):
+        assert sum(use.total_s for use in kernels) == pytest.approx(timeline.busy_s)
+    assert min(each.began_s for each in found.rank_timelines) == 0.0
+    alone = predict(SCENARIO, PROFILE)
+    assert alone.rank_timelines == alone.rank_programs == alone.rank_kernels == ()
+
+
+def test_a_backward_in_two_parts_is_arithmetic_of_the_model() -> None:
+    profile = load_profile(find_profile("h200-sxm-x2"))
+    found = predict(pipeline("zbv-zero-bubble", 2), profile)
+    phases = [found.timeline.phases[run].phase for run in found.timeline.run.tolist()]
+    forward = [at for at, phase in zip(found.timeline.operation.tolist(), phases, strict=True) if phase == "forward"]
+    assert "backward" not in phases
+    assert found.model_flops == 3 * sum(model_flops(found.program.operations[at]) for at in forward) > 0

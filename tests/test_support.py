@@ -123,6 +123,20 @@ def test_forward_alone_is_refused_where_anything_is_sharded(strategy: str) -> No
         predict(forward, wired())
 
 
+def test_a_pipeline_on_the_cpu_is_refused() -> None:
+    """One clock does not say when messages arrive."""
+    changes = {"parallelism": {"pp": {"stages": 2, "micro_batches": 2}}, "hardware": {"profile": "p", "gpus": 2}}
+    cut = Scenario.model_validate(RANKS | {"batch": {"size": 2, "sequence_length": 4}} | changes)
+    profile = wired()
+    on_cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
+    with pytest.raises(PerfModelError) as caught:
+        predict(cut, on_cpu)
+    assert str(caught.value) == (
+        "parallelism.pp must be left out on the CPU (got a pipeline): messages between ranks are predicted of GPUs "
+        "alone. Choose a GPU's profile, or strategy ddp."
+    )
+
+
 @pytest.mark.parametrize("asked_for", [asked(strategy="ddp"), alone("zero3")], ids=["ddp", "one rank"])
 def test_forward_alone_is_for_those_that_hold_all(asked_for: Scenario) -> None:
     check_supported(asked_for.model_copy(update={"mode": "forward"}), wired())

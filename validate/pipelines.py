@@ -23,10 +23,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import PipelineAction
 from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
 from perfmodel.units import MS
-from perfmodel.workload import families
-from perfmodel.workload.models.stages import cut, loss_of
+from perfmodel.workload.models.stages import boundary_tensors, cut, loss_of
 from perfmodel.workload.models.step import (
-    AUTOCAST_DTYPES,
     Mark,
     TrainingStep,
     build_module,
@@ -34,7 +32,7 @@ from perfmodel.workload.models.step import (
     make_optimizer,
     update,
 )
-from perfmodel.workload.pipeline_parts import micro_batch_size, number_of_parts, pipeline_of
+from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
 from perfmodel.workload.scenario import Scenario
 
 SCHEDULES = {
@@ -122,7 +120,7 @@ class Stage(pipelining.PipelineStage):
     """torch's stage, with what it takes and gives known in advance. log: where computing is written down, or None."""
 
     def __init__(self, part: nn.Module, number: int, scenario: Scenario, device: torch.device) -> None:
-        self.takes, self.gives = _boundary(part, scenario)
+        self.takes, self.gives = boundary_tensors(part, scenario)
         count = number_of_parts(pipeline_of(scenario))
         super().__init__(part, number, count, device, input_args=self.takes, output_args=self.gives)
         self.scenario_name = scenario.name
@@ -155,21 +153,6 @@ class Stage(pipelining.PipelineStage):
         else:
             with self.log.computing(kind, self.stage_index, micro_batch):
                 yield
-
-
-def _boundary(part: Any, scenario: Scenario) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the part takes and gives for a micro-batch, as tensors without data."""
-    model: Any = families.resolved(scenario.model)
-    tokens = (micro_batch_size(scenario), scenario.batch.sequence_length or 0)
-
-    def hidden() -> torch.Tensor:
-        return torch.empty(*tokens, model.width, dtype=part.dtype, device="meta", requires_grad=True)
-
-    takes = torch.empty(*tokens, dtype=torch.int64, device="meta") if part.is_first else hidden()
-    if not part.is_last:
-        return takes, hidden()
-    dtype = AUTOCAST_DTYPES.get(scenario.precision, part.dtype)
-    return takes, torch.empty(*tokens, model.vocabulary, dtype=dtype, device="meta", requires_grad=True)
 
 
 def _shown(tensor: torch.Tensor) -> str:

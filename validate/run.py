@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
-from perfmodel.program.pipeline.orders import check_schedule
-from perfmodel.support import check_fsdp_groups, check_offload
+from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.units import format_bytes, format_seconds
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.scenario import FsdpSection, PipelineSection
+from perfmodel.workload.scenario import FsdpSection
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -124,7 +122,7 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
         raise PerfModelError(f"--device must be cuda or cpu (got {device!r}). Choose one.")
     section = scenario.parallelism
     if section.pp is not None:
-        _check_pipeline(scenario, section.pp, name)
+        check_pipeline(scenario, section.pp, f"{name}: ")
     elif section.dp != scenario.hardware.gpus:
         raise PerfModelError(
             f"{name}: parallelism.dp must be hardware.gpus to be run here (got dp: {section.dp}, gpus: "
@@ -170,33 +168,6 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
 def _ranks(scenario: Scenario) -> int:
     section = scenario.parallelism
     return section.dp * (section.pp.stages if section.pp is not None else 1)
-
-
-def _check_pipeline(scenario: Scenario, section: PipelineSection, name: str) -> None:
-    pipeline_of(scenario)
-    check_schedule(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
-    if scenario.hardware.gpus != section.stages:
-        raise PerfModelError(
-            f"{name}: hardware.gpus must be parallelism.pp.stages to be run here (got gpus: {scenario.hardware.gpus}, "
-            f"stages: {section.stages}). Set them alike."
-        )
-    must_be: list[tuple[str, object, object]] = [
-        ("mode", scenario.mode, "train"),
-        ("parallelism.dp", scenario.parallelism.dp, 1),
-        ("training.gradient_accumulation", scenario.training.gradient_accumulation, 1),
-        ("optimizer.max_grad_norm", scenario.optimizer.max_grad_norm, None),
-    ]
-    for key, given, wanted in must_be:
-        if given != wanted:
-            only = "left out" if wanted is None else wanted
-            raise PerfModelError(
-                f"{name}: {key} must be {only} with a pipeline to be run here (got {given}). Leave one out."
-            )
-    if scenario.precision == "amp-fp16":
-        raise PerfModelError(
-            f"{name}: precision must not be amp-fp16 with a pipeline to be run here (it is): each rank's gradient "
-            "scaler would see its own stages alone. Use amp-bf16."
-        )
 
 
 def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:

@@ -10,8 +10,9 @@ A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecor
     forward GPT2Block 5f3a9c01      a module, run alone, whose calls have that digest; also ``backward``
     forward Block 0c41 77ab02fe     the same on tensors of just these shapes and types, which goes before
     forward-own GPT2Model 0b1c2d3e  its own calls, its submodules replaced by their results; also ``backward-own``
+    backward_input, backward_weight in place of backward where a pipeline computes these gradients apart
     optimizer adamw foreach         a step with no parameters; ``... parameter``: each; ``... 148 1a2b3c4d``: just these
-    zero_grad, clip, scaler         likewise
+    zero_grad, clip, scaler, scale  likewise; scale: dividing each gradient by the number of micro-batches
     backward, autocast              Tensor.backward() around its nodes; entering and leaving autocast
     reference                       the fixed work by whose speed on this host all of these were measured
 
@@ -29,7 +30,15 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.host_structure import Piece, Structure, Thing, structure_of
+from perfmodel.cost.host_structure import (
+    BACKWARD,
+    BACKWARD_WEIGHT,
+    BACKWARDS,
+    Piece,
+    Structure,
+    Thing,
+    structure_of,
+)
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
@@ -182,12 +191,13 @@ def piece_key(
     accumulates: bool = False,
     with_shapes: bool = False,
 ) -> str:
-    """Of a module measured alone. direction: forward or backward. with_shapes: on the workload's own batch.
+    """Of a module measured alone. direction: forward, backward, or a half of that. with_shapes: on the workload's own
+    batch.
 
     Checkpointed modules are other modules, and so are those whose backward adds to earlier gradients.
     """
     own = "-own" if piece.kind == "own" else ""
-    if accumulates and direction == "backward":
+    if accumulates and direction in (BACKWARD, BACKWARD_WEIGHT):
         flags = (*flags, "accumulate")
     checkpointing = str(workload.get("training", {}).get("activation_checkpointing", "none"))
     suffix = () if checkpointing == "none" else (f"checkpoint-{_word(checkpointing)}",)
@@ -304,7 +314,7 @@ def _event_seconds(structure: Structure, costs: _Costs) -> np.ndarray:
     if structure.pieces:
         _scale_forward(event_s, structure, costs)
     for index, segment in enumerate(structure.segments):
-        if segment.phase == "backward":
+        if segment.phase in BACKWARDS:
             _scale_backward(event_s, structure, costs, index)
     return event_s
 
@@ -331,15 +341,14 @@ def _scale_forward(event_s: np.ndarray, structure: Structure, costs: _Costs) -> 
 
 
 def _scale_backward(event_s: np.ndarray, structure: Structure, costs: _Costs, index: int) -> None:
-    """The backward of a micro-batch costs what its modules' backwards cost, if all were measured."""
+    """The backward of a micro-batch, or a half of it, costs what its modules' cost, if all were measured."""
     segment = structure.segments[index]
     if segment.start == segment.stop:
         return
     part = event_s[segment.start : segment.stop]
+    direction, forward = structure.direction(index), structure.forward_of(index)
     backward = [
-        costs.piece("backward", piece, segment.micro_batch > 0)
-        for piece in structure.pieces
-        if structure.segments[piece.segment].micro_batch == segment.micro_batch
+        costs.piece(direction, piece, segment.micro_batch > 0) for piece in structure.pieces if piece.segment == forward
     ]
     estimated_s = float(part.sum())
     if not backward or None in backward or estimated_s == 0:
@@ -348,13 +357,14 @@ def _scale_backward(event_s: np.ndarray, structure: Structure, costs: _Costs, in
     part *= max(sum(record.time_s for record in backward if record is not None), 0.0) / estimated_s
 
 
-_LISTS = {"zero_grad": "zero_grad", "clip": "clip"}
+_LISTS = ("zero_grad", "clip", "scale")
 
 
 def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
     parameters = program.trace.parameters
-    if segment.phase in _LISTS:
-        return costs.per_parameter(_LISTS[segment.phase], parameters)
+    if segment.phase in _LISTS:  # of a rank with several parts of the model, a share for each
+        runs = sum(run.phase == segment.phase for run in program.runs)
+        return costs.per_parameter(segment.phase, parameters) / max(runs, 1)
     if segment.phase != "optimizer":
         return 0.0
     scaler_s = costs.per_parameter("scaler", parameters) if costs.precision == "amp-fp16" else 0.0

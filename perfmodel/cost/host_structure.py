@@ -19,6 +19,8 @@ from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
 
 UNIT_CALLS = 120  # a module with more calls inside is a container: its submodules are measured one by one
 OUTSIDE = "step"  # class name of what runs around the model: autocast, loss
+BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "backward", "backward_input", "backward_weight"
+BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)  # phases
 
 # Where in a call, node or module its host time passes: the rest passes before the launches.
 _AFTER_CALL, _BEFORE_NODE, _MODULE_ENTER = 0.25, 0.3, 0.6
@@ -74,6 +76,33 @@ class Structure:
     things: tuple[Thing, ...]
     pieces: tuple[Piece, ...]
 
+    def forward_of(self, segment: int) -> int:
+        """The segment whose backward, or part of it, ``segment`` is: what it follows."""
+        while segment >= 0 and self.segments[segment].phase in BACKWARDS:
+            segment -= 1
+        return segment
+
+    def direction(self, segment: int) -> str:
+        """What a segment of backward computes: ``backward``, all gradients, or a half of it. A model's first part has
+        no gradient of its input: it computes all where others do the weights'.
+        """
+        phase = self.segments[segment].phase
+        return BACKWARD if phase == BACKWARD_WEIGHT and not self._runs(segment - 1) else phase
+
+    def directions(self, forward: int) -> tuple[str, ...]:
+        """Of the segments of backward that follow a segment of forward and run anything."""
+        found = []
+        for segment in range(forward + 1, len(self.segments)):
+            if self.segments[segment].phase not in BACKWARDS:
+                break
+            if self._runs(segment):
+                found.append(self.direction(segment))
+        return tuple(found)
+
+    def _runs(self, segment: int) -> bool:
+        part = self.segments[segment]
+        return bool((self.thing[part.start : part.stop] >= 0).any())
+
 
 _structures: dict[int, tuple[weakref.ref[StepEvents], Structure]] = {}
 
@@ -125,7 +154,7 @@ class _Finder:
 
     def find(self) -> Structure:
         for index, part in enumerate(self.trace.steady.segments):
-            if part.phase in ("forward", "backward"):
+            if part.phase == "forward" or part.phase in BACKWARDS:
                 root = self._walk(part)
                 if part.phase == "forward" and part.start < part.stop:
                     self._cut(root, index)

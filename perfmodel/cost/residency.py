@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.program.program import Program
+from perfmodel.program.program import PhaseRun, Program
 from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.workload.trace_file import EventKind, Segment, Trace
 
@@ -107,7 +107,10 @@ class _Step:
 
     @classmethod
     def of(cls, program: Program) -> _Step:
-        runs = [run for run in program.runs if run.micro_batch < SIMULATED_MICRO_BATCHES]
+        first: dict[tuple[Segment, int], PhaseRun] = {}
+        for run in program.runs:
+            first.setdefault(_known_as(run), run)
+        runs = list(first.values())
         repeated = [run.micro_batch != run.segment.micro_batch for run in runs]
         lengths = [run.segment.stop - run.segment.start for run in runs]
         again = dict.fromkeys(run.segment for run, repeats in zip(runs, repeated, strict=True) if repeats)
@@ -121,6 +124,11 @@ class _Step:
     def renamed(self, storages: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Storage ids of what stands at these places of the order, as the step itself names them."""
         return np.asarray(np.where(self.repeats[at], self.names_again[storages], self.names[storages]))
+
+
+def _known_as(run: PhaseRun) -> tuple[Segment, int]:
+    """What runs alike find alike; the first of them is simulated."""
+    return run.segment, min(run.micro_batch, SIMULATED_MICRO_BATCHES - 1)
 
 
 def _none() -> np.ndarray:
@@ -212,7 +220,7 @@ def _with_later_micro_batches(program: Program, shares: np.ndarray) -> np.ndarra
     found: dict[tuple[Segment, int], np.ndarray] = {}
     parts, start = [_none().astype(float)], 0
     for run in program.runs:
-        known = run.segment, min(run.micro_batch, SIMULATED_MICRO_BATCHES - 1)
+        known = _known_as(run)
         if known not in found:
             stop = start + run.segment.stop - run.segment.start
             found[known], start = shares[start:stop], stop

@@ -51,6 +51,7 @@ class Collective(NamedTuple):
 
     size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: see
     :class:`Members`; one group is one communicator, which runs its collectives in order of issue, on whatever streams.
+    role: of messages, whether this rank sends (``send``), receives (``receive``) or does ``both``.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Collective(NamedTuple):
     size_bytes: int
     ranks: int
     group: str = "dp"
+    role: str = ""
 
     @property
     def among(self) -> Members:
@@ -113,7 +115,9 @@ class Program:
 
     edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
     numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
-    what it replaces later. exchanges: messages that are sent and received together.
+    what it replaces later. exchanges: messages that are sent and received together. in_flight: storages of which every
+    micro-batch has its own, since others may run between its forward and its backward; what a phase of no micro-batch
+    frees of them it frees of all.
     """
 
     trace: Trace
@@ -126,6 +130,7 @@ class Program:
     setup: tuple[Inserted, ...] = ()
     rebuild: Rebuild | None = None
     exchanges: tuple[tuple[Message, ...], ...] = ()
+    in_flight: frozenset[int] = frozenset()
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.data_parallel import data_parallel_program
+from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.program import Program
 from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
 from perfmodel.program.zero1 import by_dtype, owned_by_rank
@@ -28,14 +29,19 @@ class RankProgram:
     program: Program
 
 
-def rank_programs(scenario: Scenario, allow_import: bool = False) -> tuple[RankProgram, ...]:
+def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: bool = False) -> tuple[RankProgram, ...]:
     """Of every rank, each in one of them; ranks whose optimizers step over equal tensors are alike.
+
+    batches_all: how messages of a pipeline are posted, see :mod:`perfmodel.program.pipeline.programs`.
 
     Raises
     ------
     PerfModelError
         If a trace is not at hand and cannot be made, or ranks cannot share the parameters so.
     """
+    if scenario.parallelism.pp is not None:
+        programs = pipeline_programs(scenario, batches_all)
+        return tuple(RankProgram((rank,), program) for rank, program in enumerate(programs))
     trace = _as_kept(get_trace(as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:

@@ -43,6 +43,7 @@ class Item:
     """One piece of work of a lane. ready_s: when its launch has arrived. after_entry: number of the entry, counted over
     all steps, that must have ended, with all before it (-1: none). after_items: items that must have, too. kind: which
     slowdown holds while it runs, -1 for none. meetings: of messages, each with its side; they set its end.
+    waiting_kind: as kind, while these wait for another rank.
     """
 
     lane: int
@@ -52,6 +53,7 @@ class Item:
     after_entry: int = -1
     after_items: tuple[Item, ...] = ()
     meetings: tuple[tuple[Meeting, int], ...] = ()
+    waiting_kind: int = -1
     start_s: float = -1.0
     end_s: float = -1.0
     left_s: float = 0.0
@@ -60,6 +62,11 @@ class Item:
     @property
     def is_done(self) -> bool:
         return self.end_s >= 0
+
+    @property
+    def moves_s(self) -> float:
+        """From when it does more than wait for another rank."""
+        return max((meeting.moves_s for meeting, _ in self.meetings), default=self.start_s)
 
     @property
     def met_s(self) -> float:
@@ -179,7 +186,7 @@ class Device:
             running = [lane for lane in self._lanes.values() if lane.running is not None]
             ends_s = [self._end_alone_s(lane.running) for lane in running if lane.running is not None]
             own_s = [max(item.end_s, self._free_s)] if item.is_done else []
-            event_s = min([*ends_s, *self._known_starts_s(), *own_s], default=np.inf)
+            event_s = min([*ends_s, *self._known_starts_s(), *self._moves_s(), *own_s], default=np.inf)
             if self._is_blocked(running, event_s):
                 yield event_s
                 continue
@@ -188,6 +195,15 @@ class Device:
             for lane, end_s in zip(running, ends_s, strict=True):
                 self._advance(lane, event_s - self._free_s, event_s, end_s <= event_s)
             self._free_s = event_s
+
+    def _moves_s(self) -> list[float]:
+        """From when messages that wait now move, as far as that is known."""
+        running = (lane.running for lane in self._lanes.values() if lane.running is not None and lane.running.meetings)
+        return [item.moves_s for item in running if self._free_s < item.moves_s < math.inf]
+
+    def _kind(self, item: Item) -> int:
+        """Of what it does now."""
+        return item.waiting_kind if item.meetings and item.moves_s > self._free_s else item.kind
 
     def _end_alone_s(self, item: Item) -> float:
         """Of a running item, if the compute stream does nothing."""
@@ -282,7 +298,7 @@ class Device:
         start_s = end_s - duration_s
         ends_s = [self._end_of(lane, start_s, end_s, part) for lane in running]
         kinds = [lane.running.kind for lane in running if lane.running is not None]
-        event_s = min([*starts_s, *ends_s, *self._arrivals_s()], default=np.inf)
+        event_s = min([*starts_s, *ends_s, *self._moves_s(), *self._arrivals_s()], default=np.inf)
         whole = int(np.searchsorted(end_s, event_s, side="right"))
         stop_s = min(event_s, float(end_s[-1]))
         if self._is_blocked(running, stop_s):
@@ -341,8 +357,8 @@ class Device:
     def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray:
         factor = np.ones(part.stop - part.start)
         for lane in running:
-            if lane.running is not None and lane.running.kind >= 0:
-                factor = factor * self._slowdowns[lane.running.kind].compute_factor[self._columns(part)]
+            if lane.running is not None and (kind := self._kind(lane.running)) >= 0:
+                factor = factor * self._slowdowns[kind].compute_factor[self._columns(part)]
         return factor
 
     def _gaps(self, part: slice) -> np.ndarray:
@@ -357,7 +373,8 @@ class Device:
     def _pause_s(self) -> float:
         """What the items that run have already made of the gaps: the two do not add up."""
         running = (lane.running for lane in self._lanes.values() if lane.running is not None)
-        return max((self._slowdowns[item.kind].pause_s for item in running if item.kind >= 0), default=0.0)
+        kinds = (self._kind(item) for item in running)
+        return max((self._slowdowns[kind].pause_s for kind in kinds if kind >= 0), default=0.0)
 
     def _waiting(self) -> list[Item]:
         """Of each lane the next item, if it waits for work of another lane or of the compute stream."""

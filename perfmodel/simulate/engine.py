@@ -93,6 +93,11 @@ class _Rank:
         self._queued_before += self.work.launched_kernels
         self._step += 1
 
+    @property
+    def began_s(self) -> float:
+        """When the host began the last step."""
+        return float(self.issue_s[self.device.issued - len(self.work.position) + self.work.marks[0]])
+
     def wait(self) -> Clock:
         """The host waits until everything issued is done."""
         yield from self._synchronize(tuple(self._last.values()))
@@ -191,6 +196,7 @@ class _Rank:
         item = self._add(
             position, stream, float(self.work.collective_s[number]), kind, self._meetings(position, number)
         )
+        item.waiting_kind = kind if self.work.waiting is None else self.work.waiting + number
         self._last_of_group[group] = _Mark(-1, (item,))
 
     def _meetings(self, position: int, number: int) -> tuple[tuple[Meeting, int], ...]:
@@ -255,8 +261,9 @@ def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], la
     steady = _Together(programs, works, launch, steps)
     steady.run(wait=False)
     synced_step_s = max(rank.host_s for rank in synced.ranks)
+    began_s = [rank.began_s for rank in steady.ranks]
     return [
-        _timeline(program, work, rank, synced_step_s)
+        _timeline(program, work, rank, synced_step_s, rank.began_s - min(began_s))
         for program, work, rank in zip(programs, works, steady.ranks, strict=True)
     ]
 
@@ -281,11 +288,11 @@ class _Together:
         yield from rank.wait() if wait else rank.device.run_all()
 
 
-def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: float) -> Timeline:
+def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: float, began_s: float) -> Timeline:
     columns, entries = program.instructions, len(work.position)
     last = slice(rank.device.issued - entries, rank.device.issued)
     issue_s, start_s, end_s = rank.issue_s[last], rank.device.start_s[last], rank.device.end_s[last]
-    origin_s = float(issue_s[work.marks[0]])
+    origin_s = rank.began_s
     launches = work.launches
     position = work.position[launches]
     marks_s = end_s[work.marks] - origin_s
@@ -305,6 +312,7 @@ def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: floa
         host_busy_s=float(work.host_s.sum()),
         communications=_communications(program, work, rank, issue_s, start_s, end_s, origin_s),
         side=_side_kernels(program, work, rank, origin_s),
+        began_s=began_s,
     )
 
 
@@ -320,7 +328,16 @@ def _communications(
     """Those beside the compute stream and those on it, by start."""
     columns = program.instructions
     found = [
-        Communication(int(columns.a[at]), int(columns.run[at]), item.lane, issued_s, item.start_s, item.end_s)
+        Communication(
+            int(columns.a[at]),
+            int(columns.run[at]),
+            item.lane,
+            issued_s,
+            item.start_s,
+            item.end_s,
+            max(item.moves_s - item.start_s, 0.0),
+            int(columns.b[at]) - 1,
+        )
         for at, issued_s, item in rank.beside
         if columns.kind[at] == COLLECTIVE
     ]

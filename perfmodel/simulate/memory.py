@@ -174,7 +174,8 @@ class _Walk:
         scripts = memory_scripts(program.operations, profile, matmul_tf32)
         self._writer = ActionWriter(program.trace, scripts, profile.memory)
         self._sizes = _storage_bytes(program.trace)
-        self._address_of: dict[int, int] = {}
+        self._address_of: dict[int | tuple[int, int], int] = {}
+        self._micro_batch = -1
         self._history: list[tuple[str, MemoryColumns]] = []
         self._steps: dict[str, StepMemory] = {}  # by part, the last of each
 
@@ -231,7 +232,7 @@ class _Walk:
         self, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]
     ) -> Iterator[tuple[int, Actions]]:
         """The actions of each run with the index of its first instruction, counting those of the trace only."""
-        repeats = first_of_repeat(runs)
+        repeats = first_of_repeat(runs) if not self._program.in_flight else set[int]()
         inserted: dict[int, list[Edit]] = {}
         for edit in edits:
             inserted.setdefault(edit.run, []).append(edit)
@@ -243,6 +244,7 @@ class _Walk:
                     again = [segment for segment in events.segments if segment.micro_batch == run.segment.micro_batch]
                     renamed = renamed_on_repeat(events, again, self._sizes)
                 self._rename(renamed)
+            self._micro_batch = run.micro_batch
             own = self._writer.actions_of(events, run.segment)
             edited = inserted.get(position, ())
             yield start, with_inserted(own, edited, run.segment.start, self._writer.temporaries)
@@ -252,6 +254,10 @@ class _Walk:
         for freed, made in pairs:
             if made in self._address_of:
                 self._address_of[freed] = self._address_of.pop(made)
+        if self._program.in_flight:
+            names = {made: freed for freed, made in pairs}
+            for key in [key for key in self._address_of if isinstance(key, tuple) and key[0] in names]:
+                self._address_of[names[key[0]], key[1]] = self._address_of.pop(key)
 
     def _part(self, part: str, parts: Iterable[tuple[int, Actions]]) -> None:
         log = _Log()
@@ -263,21 +269,34 @@ class _Walk:
 
     def _perform(self, actions: Actions, start: int, log: _Log) -> None:
         allocator, address_of = self._allocator, self._address_of
-        allocate, free = allocator.allocate, allocator.free
+        allocate, free, micro_batch = allocator.allocate, allocator.free, self._micro_batch
+        in_flight = self._program.in_flight
         addresses, allocated, reserved = log.address, log.allocated_bytes, log.reserved_bytes
         try:
             for request_bytes, slot, stream in zip(actions.request_bytes, actions.slot, actions.stream, strict=True):
+                key = (slot, micro_batch) if in_flight and (slot < 0 or slot in in_flight) else slot
                 if request_bytes:
-                    address = address_of[slot] = allocate(request_bytes, stream)
+                    address = address_of[key] = allocate(request_bytes, stream)
                 else:
-                    address = address_of.pop(slot, -1)
+                    address = address_of.pop(key, -1)
                     if address >= 0:
                         free(address)
+                    elif key != slot and micro_batch < 0:
+                        address = self._free_all(slot)
                 addresses.append(address)
                 allocated.append(allocator.allocated_bytes)
                 reserved.append(allocator.reserved_bytes)
         finally:
             log.note(actions, start)
+
+    def _free_all(self, slot: int) -> int:
+        """Of all micro-batches; the address of the last, -1 for none."""
+        found = [key for key in self._address_of if isinstance(key, tuple) and key[0] == slot]
+        address = -1
+        for key in found:
+            address = self._address_of.pop(key)
+            self._allocator.free(address)
+        return address
 
     def timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
         """What came of it; the samples are those of the last part that ran."""

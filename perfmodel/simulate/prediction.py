@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from perfmodel.cost.kernels.cost import KernelCost
@@ -44,7 +44,8 @@ class Prediction:
     collectives' time alone by source (exact, curve, extrapolated), empty where there are none. assumptions: what was
     not measured but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
     and their times contain; None at the full one. kernels: largest total first. program, timeline, memory, clock: of
-    the rank whose step is longest, which all others wait for. rank_memories: of each rank in order.
+    the rank whose step is longest, which all others wait for. rank_memories: of each rank in order. rank_timelines,
+    rank_programs, rank_kernels: the same of a pipeline, empty where ranks do not differ in time.
     """
 
     scenario: Scenario
@@ -59,6 +60,9 @@ class Prediction:
     provenance: dict[str, float]
     model_flops: float
     rank_memories: tuple[MemoryTimeline, ...] = ()
+    rank_timelines: tuple[Timeline, ...] = ()
+    rank_programs: tuple[Program, ...] = ()
+    rank_kernels: tuple[tuple[KernelUse, ...], ...] = ()
     communication_bytes: dict[str, int] = field(default_factory=dict)
     collective_provenance: dict[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
@@ -74,3 +78,17 @@ class Prediction:
     @property
     def step_time_s(self) -> float:
         return self.timeline.step_time_s
+
+    @property
+    def by_rank(self) -> tuple[Prediction, ...]:
+        """Of a pipeline, with program, timeline, kernels and memory of each rank in order, timelines since the first
+        host began the step; else this one alone.
+        """
+        if not self.rank_timelines:
+            return (self,)
+        memories = self.rank_memories or (None,) * len(self.rank_timelines)
+        columns = zip(self.rank_programs, self.rank_timelines, self.rank_kernels, memories, strict=True)
+        return tuple(
+            replace(self, program=program, timeline=timeline.shifted(timeline.began_s), kernels=kernels, memory=memory)
+            for program, timeline, kernels, memory in columns
+        )

@@ -35,7 +35,8 @@ class StepWork:
     or MARK. duration_s: device seconds, 0 for marks. kernels: device launches, 0 for marks. host_s: host seconds of
     every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
     seconds of each of the program's collectives alone. contends: whether it is known how these slow operators.
-    slowdowns: by collective, if that is known, and then by kind of side. side: what else is launched.
+    slowdowns: by collective, if that is known, then by kind of side, then by collective while it waits for another
+    rank. side: what else is launched. waiting: index of the first of the last, None where waiting is as moving.
     """
 
     position: np.ndarray
@@ -48,6 +49,7 @@ class StepWork:
     slowdowns: tuple[Slowdown, ...]
     contends: bool
     side: SideWork
+    waiting: int | None = None
 
     @property
     def launched_kernels(self) -> int:
@@ -113,12 +115,14 @@ def step_work(
     collective_s: np.ndarray | None = None,
     slowdowns: tuple[Slowdown, ...] = (),
     beside_slowdowns: Mapping[int, Slowdown] | None = None,
+    waiting_slowdowns: tuple[Slowdown, ...] = (),
 ) -> StepWork:
     """Columns of a step.
 
     duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
     instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch; those of
     launches on other streams are not used. beside_slowdowns: likewise, by distinct operation of other streams.
+    waiting_slowdowns: as slowdowns, of messages that wait for another rank; empty where that makes no difference.
     """
     columns = program.instructions
     seconds = np.zeros(0) if collective_s is None else collective_s
@@ -146,7 +150,7 @@ def step_work(
         host_s,
         tuple(np.flatnonzero(meets).tolist()),
         seconds,
-        tuple(_by_entry(each, order, on_compute) for each in (*slowdowns, *sharing.values())),
+        tuple(_by_entry(each, order, on_compute) for each in (*slowdowns, *sharing.values(), *waiting_slowdowns)),
         bool(slowdowns),
         SideWork(
             beside,
@@ -154,6 +158,7 @@ def step_work(
             kernels[columns.a[beside]],
             np.array([kinds.get(number, -1) for number in columns.a[beside].tolist()], dtype=np.int64),
         ),
+        len(slowdowns) + len(sharing) if waiting_slowdowns else None,
     )
 
 

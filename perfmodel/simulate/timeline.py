@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,11 +21,15 @@ class PhaseSpan:
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
+    def shifted(self, seconds: float) -> PhaseSpan:
+        return PhaseSpan(self.phase, self.micro_batch, self.start_s + seconds, self.end_s + seconds)
+
 
 @dataclass(frozen=True)
 class Communication:
     """One collective of the step. collective: index into the program's. run: index into ``phases``. stream: 0 where it
-    runs on the compute stream. Seconds as in :class:`Timeline`.
+    runs on the compute stream. waits_s: of a message, how long it waits for the other rank at first. exchange: of
+    messages, index into the program's; -1 of others. Seconds as in :class:`Timeline`.
     """
 
     collective: int
@@ -33,10 +38,12 @@ class Communication:
     issue_s: float
     start_s: float
     end_s: float
+    waits_s: float = 0.0
+    exchange: int = -1
 
     def shifted(self, seconds: float) -> Communication:
         times_s = (self.issue_s + seconds, self.start_s + seconds, self.end_s + seconds)
-        return Communication(self.collective, self.run, self.stream, *times_s)
+        return Communication(self.collective, self.run, self.stream, *times_s, self.waits_s, self.exchange)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,12 @@ class SideKernel:
     start_s: float
     end_s: float
 
+    def shifted(self, seconds: float) -> SideKernel:
+        begins_s, issue_s, start_s, end_s = (
+            each + seconds for each in (self.host_start_s, self.issue_s, self.start_s, self.end_s)
+        )
+        return SideKernel(self.operation, self.run, self.stream, begins_s, issue_s, start_s, end_s)
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -62,7 +75,8 @@ class Timeline:
     start_s, end_s: the device runs it (several kernels count as one). All seconds from the step's start on the host.
     host_span_s: host times of the phases, (start, end). host_busy_s: seconds the host worked (neither waiting nor
     held back). communications, side: collectives, and the operators of other streams, each by start; what sums the
-    columns counts neither.
+    columns counts neither. began_s: of ranks simulated together, how long after the first of their hosts this one began
+    the step.
     """
 
     operation: np.ndarray
@@ -80,6 +94,21 @@ class Timeline:
     host_busy_s: float
     communications: tuple[Communication, ...] = ()
     side: tuple[SideKernel, ...] = ()
+    began_s: float = 0.0
+
+    def shifted(self, seconds: float) -> Timeline:
+        """All that happens, so much later."""
+        return replace(
+            self,
+            host_start_s=self.host_start_s + seconds,
+            issue_s=self.issue_s + seconds,
+            start_s=self.start_s + seconds,
+            end_s=self.end_s + seconds,
+            phases=tuple(each.shifted(seconds) for each in self.phases),
+            host_spans=tuple(each.shifted(seconds) for each in self.host_spans),
+            communications=tuple(each.shifted(seconds) for each in self.communications),
+            side=tuple(each.shifted(seconds) for each in self.side),
+        )
 
     @property
     def busy_s(self) -> float:
@@ -88,12 +117,26 @@ class Timeline:
 
     @property
     def communication_s(self) -> float:
-        """Seconds in which at least one collective ran."""
-        return float(np.sum(np.diff(self._communication, axis=1)))
+        """Seconds in which at least one collective ran, or message moved."""
+        return float(np.sum(np.diff(self._moving, axis=1)))
 
     @property
     def exposed_communication_s(self) -> float:
         """Of these, the seconds in which the compute stream ran no operator."""
+        return self._exposed_s(self._moving)
+
+    @property
+    def bubble_s(self) -> float:
+        """Seconds in which the compute stream ran no operator, and all communication waited for another rank."""
+        all_of_it = merged((each.start_s, each.end_s) for each in self.communications)
+        return max(self._exposed_s(all_of_it) - self.exposed_communication_s, 0.0)
+
+    @property
+    def _moving(self) -> np.ndarray:
+        return merged((each.start_s + each.waits_s, each.end_s) for each in self.communications)
+
+    def _exposed_s(self, stretches_s: np.ndarray) -> float:
+        """Of these stretches, rows of (start, end), what the compute stream is idle in."""
         busy_s = np.concatenate([[0.0], np.cumsum(self.end_s - self.start_s)])
 
         def busy_until_s(time_s: np.ndarray) -> np.ndarray:
@@ -101,16 +144,19 @@ class Timeline:
             on = np.clip(time_s - np.append(self.start_s, np.inf)[index], 0.0, None)
             return np.asarray(busy_s[index] + on)
 
-        edges_s = self._communication
-        return max(self.communication_s - float(np.sum(np.diff(busy_until_s(edges_s), axis=1))), 0.0)
+        return max(float(np.sum(np.diff(stretches_s, axis=1) - np.diff(busy_until_s(stretches_s), axis=1))), 0.0)
 
-    @property
-    def _communication(self) -> np.ndarray:
-        """Rows (start, end) of the stretches in which collectives ran, disjoint and ascending."""
-        merged: list[list[float]] = []
-        for each in self.communications:
-            if merged and each.start_s <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], each.end_s)
-            else:
-                merged.append([each.start_s, each.end_s])
-        return np.array(merged).reshape(-1, 2)
+
+def merged(stretches_s: Iterable[tuple[float, float]]) -> np.ndarray:
+    """Rows (start, end), disjoint and ascending, of all that the stretches cover.
+
+    >>> merged([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)]).tolist()
+    [[0.0, 3.0], [4.0, 5.0]]
+    """
+    found: list[list[float]] = []
+    for start_s, end_s in sorted(stretches_s):
+        if found and start_s <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end_s)
+        else:
+            found.append([start_s, end_s])
+    return np.array(found).reshape(-1, 2)

@@ -270,6 +270,60 @@ def test_a_backward_costs_what_its_modules_cost_when_all_are_measured() -> None:
     assert costs_us(program, all_of_them)[-4:] == pytest.approx([6.8, 2.1, 2.1, 2])
 
 
+def halves_of(program: Program, half: str, accumulates: bool = False) -> dict[str, float]:
+    pieces = structure_of(program.trace).pieces
+    return {piece_key(half, piece, program.trace.workload, (), accumulates): 3 for piece in pieces}
+
+
+INPUT = [*node("MmBackward0", "mm"), *node("MysteryBackward0", "mul")]
+WEIGHT = node("MmBackward0", "mm")
+
+
+def test_halves_of_a_backward_cost_what_those_of_its_modules_cost() -> None:
+    halves = [("backward_input", INPUT), ("backward_weight", WEIGHT)]
+    phases = [(phase, number, part) for number in (0, 1) for phase, part in [("forward", model()), *halves]]
+    program = program_of(*phases)
+    pieces = len(structure_of(program.trace).pieces) // 2
+    records = {"node": 1, "backward": 5, **halves_of(program, "backward_input")}
+    records |= {key: 2 * us for key, us in halves_of(program, "backward_weight").items()}
+
+    def totals(records_us: dict[str, float]) -> list[float]:
+        found = np.array(costs_us(program, records_us))
+        return [float(found[program.instructions.run == index].sum()) for index in (1, 2, 4, 5)]
+
+    # the second micro-batch adds to gradients of weights, which was not measured: a node, and calling the engine
+    assert totals(records) == pytest.approx([3 * pieces, 6 * pieces, 3 * pieces, 1 + 5])
+    records |= {key: 4 * us for key, us in halves_of(program, "backward_weight", accumulates=True).items()}
+    assert totals(records) == pytest.approx([3 * pieces, 6 * pieces, 3 * pieces, 12 * pieces])
+
+
+def test_where_the_input_has_no_gradient_the_second_half_is_a_whole_backward() -> None:
+    program = program_of(("forward", 0, model()), ("backward_input", 0, []), ("backward_weight", 0, INPUT))
+    structure = structure_of(program.trace)
+    assert (structure.directions(0), structure.direction(2)) == (("backward",), "backward")
+    records = {"node": 1, **backward_records(program)}
+    assert sum(costs_us(program, records)) == pytest.approx(sum(backward_records(program).values()) + 10)
+
+
+def test_several_parts_of_a_rank_have_backwards_of_their_own() -> None:
+    """Each costs what the forward before it says, though micro-batches are numbered alike."""
+    whole, head = ("forward", 0, model()), ("forward", 0, module(3, call("linear", "mm")))
+    program = program_of(whole, STEP[1], head, STEP[1])
+    structure = structure_of(program.trace)
+    assert [structure.forward_of(index) for index in (1, 3)] == [0, 2]
+    pieces = [piece for piece in structure.pieces if piece.segment == 2]
+    records = {"node": 1} | {piece_key("backward", piece, program.trace.workload, ()): 7 for piece in pieces}
+    found = np.array(costs_us(program, records))
+    assert found[program.instructions.run == 3].sum() == pytest.approx(7 * len(pieces))
+
+
+def test_parts_of_a_rank_share_loops_over_all_its_parameters() -> None:
+    loops = [("zero_grad", -1, [(EventKind.FREE, 0)]), ("scale", -1, [op("mul")])]
+    program = program_of(*loops, *loops, parameters=10)
+    records = {"zero_grad": 5, "zero_grad parameter": 1, "scale": 2, "scale parameter": 0.5}
+    assert costs_us(program, records) == [7.5, 3.5, 7.5, 3.5]
+
+
 def test_later_micro_batches_add_to_gradients_and_repeat() -> None:
     later = tuple((phase, 1, events) for phase, _, events in STEP)
     program = program_of(*STEP, *later, accumulation=3)

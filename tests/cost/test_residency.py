@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,3 +177,13 @@ def test_a_larger_cache_never_holds_less(launches: list[dict[int, int]], capacit
 def test_there_is_a_share_for_every_launch(accumulation: int) -> None:
     phases = [("forward", i, [op({0: 4}), op({1: 4})]) for i in range(min(accumulation, 2))]
     assert len(shares(program(*phases, accumulation=accumulation), 10)) == 2 * accumulation
+
+
+def test_micro_batches_may_run_in_any_order() -> None:
+    # The fourth before the first three: of each of its phases it is the first, and found as such.
+    made = program(("forward", 0, [op({0: 10})]), ("forward", 1, [op({1: 10}), op({2: 10})]))
+    runs = {run.segment.micro_batch: run for run in made.runs}
+    order = [replace(runs[1], micro_batch=3), runs[0], runs[1], replace(runs[1], micro_batch=2)]
+    found = shares(replace(made, runs=tuple(order)), 25)
+    # 1 2, 0, 1 2, and (as the first) 1 2, of 10 each: between two of a kind lie 10 at the step's begin, 40 and 20.
+    assert found == [1.0, 1.0, 0.0, 0.8, 0.8, 1.0, 1.0]

@@ -118,6 +118,20 @@ def test_messages_both_ways_end_together() -> None:
     assert theirs.start_s[1] - theirs.end_s[0] == near(4.0)
 
 
+def test_ranks_say_when_they_began_and_what_they_exchanged() -> None:
+    # The last of 4 steps begins when the launch queue has room, as the second one starts: after 25 s, and after 15 s.
+    posts = (*post(0, 0), *post(1, 2))
+    slow = rank(2, (1, posts), exchanges=[send("a", True), send("b", True)])
+    fast = rank(2, (1, posts), exchanges=[receive("a"), receive("b")])
+    times = run((slow, [20.0, 5.0], [1.0, 1.0]), (fast, [10.0, 5.0], [1.0, 1.0]), launch=Launch(queue_depth=4))
+    assert [each.began_s for each in times] == [near(10.0), 0.0]
+    assert [[message.exchange for message in each.communications] for each in times] == [[0, 1], [0, 1]]
+    later = times[0].shifted(100.0)
+    assert (later.start_s - times[0].start_s).tolist() == [100.0, 100.0]
+    assert later.communications[1].start_s == times[0].communications[1].start_s + 100.0
+    assert (later.communications[1].exchange, later.step_time_s) == (1, times[0].step_time_s)
+
+
 def test_a_chain_of_ranks() -> None:
     # Two micro-batches through three stages of 10 s, a message takes 1: (2 + 3 - 1) x 10, messages of the first through
     # two borders, and 2 more at the second rank, where messages to and from it share a stream.
@@ -173,3 +187,20 @@ def test_a_pair_in_lockstep_is_a_recurrence(rounds: list[tuple[int, int, int]], 
         theirs = max(sent, theirs) + moving_s
         wire = sent + moving_s if is_buffered else theirs
     assert found == pytest.approx(max(ours, theirs, wire), abs=1e-3)
+
+
+def test_kernels_beside_a_message_that_waits_are_as_slow_as_that_makes_them() -> None:
+    # A kernel of 20 s beside a receive: four times as long while it waits until 12, twice while it moves until 16.
+    second = rank(2, (0, post(0, 0)), (1, (Inserted(WAIT, 1),)), exchanges=[receive("a")])
+    first = rank(1, (1, post(0, 0)), exchanges=[send("a")])
+    works = []
+    for program, device_s in ((first, [12.0]), (second, [20.0, 1.0])):
+        count = len(device_s)
+        moving, waiting = (Slowdown(np.full(count, each), np.ones(count), np.full(count, INF)) for each in (2.0, 4.0))
+        host_s = np.full(len(program.instructions.kind), HOST_S)
+        kernels = np.ones(count, dtype=int)
+        works.append(
+            step_work(program, np.array(device_s), kernels, host_s, np.array([4.0]), (moving,), None, (waiting,))
+        )
+    found = simulate_together([first, second], works, FAST_HOST)
+    assert found[1].synced_step_time_s == near(16 + (20 - 12 / 4 - 4 / 2) + 1)

@@ -129,12 +129,12 @@ def test_a_pipeline_is_measured_with_what_each_stage_computed_when(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (two(gpus=4), "tiny: hardware.gpus must be parallelism.pp.stages to be run here (got gpus: 4, stages: 2)"),
-        (two({"dp": 2, "strategy": "ddp"}), "tiny: parallelism.dp must be 1 with a pipeline to be run here (got 2)"),
-        (two(mode="forward"), "tiny: mode must be train with a pipeline to be run here (got forward)"),
+        (two(gpus=4), "tiny: hardware.gpus must be parallelism.pp.stages (got gpus=4, stages=2)"),
+        (two({"dp": 2, "strategy": "ddp"}), "tiny: parallelism.dp must be 1 with a pipeline (got 2)"),
+        (two(mode="forward"), "tiny: mode must be train with a pipeline (got forward)"),
         (two(training={"gradient_accumulation": 2}), "tiny: training.gradient_accumulation must be 1 with a pipeline"),
         (two(optimizer={"max_grad_norm": 1.0}), "tiny: optimizer.max_grad_norm must be left out with a pipeline"),
-        (two(precision="amp-fp16"), "tiny: precision must not be amp-fp16 with a pipeline to be run here"),
+        (two(precision="amp-fp16"), "tiny: precision must not be amp-fp16 with a pipeline"),
         (two(batch=6), "parallelism.pp.micro_batches must divide batch.size=6 (got 4)"),
     ],
 )

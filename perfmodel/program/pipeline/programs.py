@@ -1,0 +1,246 @@
+"""What each rank of a pipeline runs: forwards and backwards of its parts of the model in the schedule's order, messages
+between them, and at the end the scaling of gradients and the optimizer.
+
+A batch of messages is one group of NCCL's, on the stream of the pipeline's communicator. A message posted alone has the
+stream of a communicator of the two ranks, which both directions share. Either waits for what the compute stream was
+given so far, and the compute stream for it where torch waits for its work.
+
+Sources: torch/distributed/pipelining/schedules.py, torch/distributed/distributed_c10d.py (``batch_isend_irecv``),
+ProcessGroupNCCL.cpp (``pointToPoint``, ``endCoalescing``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from perfmodel.program.editor import COMMUNICATION
+from perfmodel.program.pipeline import schedules
+from perfmodel.program.pipeline.schedules import Action, Await, Compute, Post
+from perfmodel.program.pipeline.storages import in_flight, with_all_inputs
+from perfmodel.program.program import (
+    COLLECTIVE,
+    HOST,
+    RECORD,
+    WAIT,
+    Collective,
+    Edit,
+    Inserted,
+    Message,
+    PhaseRun,
+    Program,
+)
+from perfmodel.workload.joined_traces import join
+from perfmodel.workload.ops import TensorSpec
+from perfmodel.workload.optimizer_share import with_optimizer
+from perfmodel.workload.pipeline_parts import pipeline_of
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind, Segment, Trace
+from perfmodel.workload.trace_store import get_optimizer_trace, get_part_trace
+
+PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
+GROUP = "pp"
+BATCH, SEND, RECEIVE = "batch_isend_irecv", "isend", "irecv"
+
+
+def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, ...]:
+    """Of each rank in order.
+
+    batches_all: as torch before 2.12 posts messages, see :mod:`perfmodel.program.pipeline.schedules`.
+
+    Raises
+    ------
+    PerfModelError
+        If the schedule cannot run so, or a trace is not at hand and cannot be made.
+    """
+    return tuple(_program(scenario, rank, actions) for rank, actions in enumerate(_actions(scenario, batches_all)))
+
+
+class Part(NamedTuple):
+    """A stage, with its backward whole or split."""
+
+    stage: int
+    is_split: bool
+
+
+def parts_of_ranks(scenario: Scenario) -> list[list[Part]]:
+    """Of which parts each rank takes a trace."""
+    return [_parts(actions) for actions in _actions(scenario, batches_all=False)]
+
+
+def _actions(scenario: Scenario, batches_all: bool) -> tuple[tuple[Action, ...], ...]:
+    section = pipeline_of(scenario)
+    return schedules.rank_actions(
+        section.schedule, section.stages, section.micro_batches, section.virtual_stages, batches_all=batches_all
+    )
+
+
+def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Program:
+    parts = _parts(actions)
+    micro_batches = pipeline_of(scenario).micro_batches
+    traces = [
+        with_all_inputs(get_part_trace(scenario, stage, split=is_split), micro_batches) for stage, is_split in parts
+    ]
+    joined, _ = join(traces, [next(i for i, other in enumerate(parts) if other.stage == each.stage) for each in parts])
+    if len({part.stage for part in parts}) > 1:
+        joined = with_optimizer(
+            joined,
+            get_optimizer_trace(scenario, tuple(each.tensor for each in joined.parameters)),
+            range(len(joined.parameters)),
+        )
+    boundaries = {part.stage: trace for part, trace in zip(parts, traces, strict=True)}
+    steady, first = (_Step(rank, actions, parts, traces, joined, boundaries, is_first) for is_first in (False, True))
+    return Program(
+        joined,
+        tuple(steady.runs),
+        tuple(first.runs),
+        tuple(steady.edits),
+        tuple(first.edits),
+        collectives=tuple(steady.collectives),
+        exchanges=tuple(steady.exchanges),
+        in_flight=in_flight(joined),
+    )
+
+
+def _parts(actions: Iterable[Action]) -> list[Part]:
+    backwards = (each for each in actions if isinstance(each, Compute) and each.kind in "BW")
+    return list(dict.fromkeys(Part(each.stage, each.kind == "W") for each in backwards))
+
+
+class _Step:
+    """The runs and edits of one step of a rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        actions: Sequence[Action],
+        parts: Sequence[Part],
+        traces: Sequence[Trace],
+        joined: Trace,
+        boundaries: dict[int, Trace],
+        is_first: bool,
+    ) -> None:
+        self._rank, self._parts, self._traces = rank, {part: number for number, part in enumerate(parts)}, boundaries
+        events = self._events = joined.first if is_first else joined.steady
+        counts = [len((trace.first if is_first else trace.steady).segments) for trace in traces]
+        starts = [0, *accumulate(counts)]
+        self._segments = [events.segments[start : start + count] for start, count in zip(starts, counts, strict=False)]
+        backwards = [each for each in actions if isinstance(each, Compute) and each.kind in "BW"]
+        self._split = {(each.stage, each.micro_batch) for each in backwards if each.kind == "W"}
+        self._has_several = any(each.micro_batch > 0 for each in backwards)
+        self._making = {each.stage: each.micro_batch for each in reversed(backwards)}  # whose backward makes gradients
+        self.runs: list[PhaseRun] = []
+        self.edits: list[Edit] = []
+        self.collectives: dict[Collective, int] = {}
+        self.exchanges: list[tuple[Message, ...]] = []
+        self._pending: list[Inserted] = []
+        self._ends: dict[int, list[tuple[int, str]]] = {}  # marks and calls, by post
+        self._marks = 0
+        self._fill(actions)
+
+    def _fill(self, actions: Sequence[Action]) -> None:
+        for part in dict.fromkeys(part.stage for part in self._parts):
+            self._run_once(part, ZERO_GRAD)
+        before: Action | None = None
+        for action in actions:
+            ending = " again" if type(before) is type(action) else ""
+            if isinstance(action, Post):
+                self._pending += self._post(action, ending)
+            elif isinstance(action, Await):
+                ends = self._ends.pop(action.number)
+                self._pending += [Inserted(WAIT, mark, call=f"{call} wait{ending}") for mark, call in ends]
+            elif isinstance(action, Compute):
+                self._compute(action)
+            elif self._has_several:  # by whose number torch divides gradients
+                self._run_once(action.stage, SCALE)
+            before = action
+        self._run(OPTIMIZER, -1, self._segment(next(iter(self._parts)), OPTIMIZER, -1))
+
+    def _run_once(self, stage: int, phase: str) -> None:
+        """Of a part whose backward is whole here and split there; what it frees is freed of both."""
+        (segment, *others) = (self._segment(part, phase, -1) for part in self._parts if part.stage == stage)
+        self._run(phase, -1, segment)
+        rows = [Inserted(EventKind.FREE, storage) for each in others for storage in self._freed_in(each)]
+        if rows:
+            self.edits.append(Edit(len(self.runs) - 1, segment.stop, tuple(rows)))
+
+    def _freed_in(self, segment: Segment) -> list[int]:
+        part = slice(segment.start, segment.stop)
+        return [int(each) for each in self._events.a[part][self._events.kind[part] == EventKind.FREE]]
+
+    def _segment(self, part: Part, phase: str, micro_batch: int) -> Segment:
+        found = self._segments[self._parts[part]]
+        return next(each for each in found if (each.phase, each.micro_batch) == (phase, micro_batch))
+
+    def _compute(self, action: Compute) -> None:
+        part = Part(action.stage, (action.stage, action.micro_batch) in self._split)
+        traced = 0 if action.micro_batch == self._making[action.stage] else 1
+        is_whole = action.kind == "W" and action.stage == 0  # its input has no gradient
+        self._pending.append(Inserted(HOST, call=f"pp {PHASES['B' if is_whole else action.kind]}"))
+        self._run(PHASES[action.kind], action.micro_batch, self._segment(part, PHASES[action.kind], traced))
+
+    def _run(self, phase: str, micro_batch: int, segment: Segment) -> None:
+        """What is pending goes before it."""
+        if self._pending:
+            self.edits.append(Edit(len(self.runs), segment.start, tuple(self._pending)))
+            self._pending = []
+        self.runs.append(PhaseRun(phase, micro_batch, segment))
+
+    def _post(self, post: Post, ending: str) -> list[Inserted]:
+        if post.is_batched:
+            kind = "exchange" if len({each.is_send for each in post.messages}) == 2 else "send_recv"
+            return self._together(post.number, post.messages, kind, GROUP, COMMUNICATION, BATCH, ending)
+        rows = []
+        for each in post.messages:
+            pair = f"{GROUP} {min(each.peer, self._rank)}-{max(each.peer, self._rank)}"
+            call = SEND if each.is_send else RECEIVE
+            rows += self._together(post.number, (each,), "send_recv", pair, COMMUNICATION + 1 + each.peer, call, ending)
+        return rows
+
+    def _together(
+        self,
+        number: int,
+        messages: Sequence[schedules.Message],
+        kind: str,
+        group: str,
+        stream: int,
+        call: str,
+        ending: str,
+    ) -> list[Inserted]:
+        """Rows of messages that move together."""
+        largest = max((self._tensor(each) for each in messages), key=lambda tensor: tensor.bytes)
+        roles = {each.is_send for each in messages}
+        role = "send" if roles == {True} else "receive" if roles == {False} else "both"
+        collective = Collective(kind, largest.dtype, largest.bytes, 2, group, role)
+        index = self.collectives.setdefault(collective, len(self.collectives))
+        self.exchanges.append(tuple(Message(_name(each), each.is_send) for each in messages))
+        start, end = self._marks, self._marks + 1
+        self._marks += 2
+        self._ends.setdefault(number, []).append((end, call))
+        return [
+            Inserted(RECORD, start),
+            Inserted(WAIT, start, stream=stream),
+            Inserted(COLLECTIVE, index, len(self.exchanges), stream=stream, call=f"{call}{ending}"),
+            Inserted(RECORD, end, stream=stream),
+        ]
+
+    def _tensor(self, message: schedules.Message) -> TensorSpec:
+        boundary = self._traces[message.stage].boundary
+        assert boundary is not None
+        made = {
+            ("F", True): boundary.gives,
+            ("F", False): boundary.takes,
+            ("B", True): boundary.gives_gradient,
+            ("B", False): boundary.takes_gradient,
+        }[message.kind, message.is_send]
+        assert made is not None
+        return made.tensor
+
+
+def _name(message: schedules.Message) -> str:
+    """The same on both sides: what it is, of which micro-batch, over which border between stages."""
+    is_of_earlier = (message.kind == "F") == message.is_send
+    border = message.stage if is_of_earlier else message.stage - 1
+    return f"{message.kind}{message.micro_batch} {border}"

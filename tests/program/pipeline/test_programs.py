@@ -1,0 +1,192 @@
+"""Programs of ranks: what they run and send, and that the engine ends each action when a plain execution does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.hardware.profile import Launch
+from perfmodel.program.pipeline import programs
+from perfmodel.program.pipeline.programs import pipeline_programs
+from perfmodel.program.pipeline.schedules import Compute, rank_actions
+from perfmodel.program.program import COLLECTIVE, HOST, Program
+from perfmodel.simulate import engine
+from perfmodel.simulate.step_work import step_work
+from perfmodel.workload.ops import TensorSpec
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import Boundary, BoundaryTensor, Segment, StepEvents, Trace
+from tests.simulate.steps import ops, program_of
+
+from . import executor
+
+FORWARD, BACKWARD, INPUT, WEIGHT, REST = range(5)  # operators of a part
+LASTS = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
+HOST_S = 1e-7
+
+
+def scenario(schedule: str, ranks: int, micro_batches: int, virtual_stages: int = 1) -> Scenario:
+    section = {"stages": ranks, "schedule": schedule, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
+    return Scenario.model_validate(
+        {
+            "model": {"family": "gpt", "size": "small"},
+            "batch": {"size": micro_batches, "sequence_length": 8},
+            "parallelism": {"pp": section},
+            "hardware": {"profile": "p", "gpus": ranks, "interconnect": "nvlink"},
+        }
+    )
+
+
+def part(is_first: bool, is_last: bool, split: bool) -> Trace:
+    """One operator a phase."""
+    phases: list[tuple[str, int, list[Any]]] = [("zero_grad", -1, [])]
+    for micro_batch in range(2):
+        phases.append(("forward", micro_batch, ops(FORWARD)))
+        backwards = [("backward_input", INPUT), ("backward_weight", WEIGHT)] if split else [("backward", BACKWARD)]
+        phases += [(phase, micro_batch, ops(operator)) for phase, operator in backwards]
+    phases += [("scale", -1, []), ("optimizer", -1, ops(REST))]
+    trace = program_of(*phases).trace
+    message = BoundaryTensor(TensorSpec((4,), (1,), "float32"), (), ())
+    boundary = Boundary(
+        takes=None if is_first else message,
+        gives=None if is_last else message,
+        takes_gradient=None if is_last else message,
+        gives_gradient=None if is_first else message,
+        output=message,
+    )
+    return replace(trace, boundary=boundary)
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_part_trace(asked: Scenario, number: int, split: bool = False) -> Trace:
+        section = asked.parallelism.pp
+        assert section is not None
+        return part(number == 0, number == section.stages * section.virtual_stages - 1, split)
+
+    def get_optimizer_trace(asked: Scenario, tensors: tuple[TensorSpec, ...]) -> Trace:
+        nothing = np.zeros(0, dtype=np.int64)
+        step = StepEvents(nothing, nothing, nothing, (Segment("optimizer", -1, 0, 0),))
+        return replace(part(True, True, False), operations=(), first=step, steady=step)
+
+    monkeypatch.setattr(programs, "get_part_trace", get_part_trace)
+    monkeypatch.setattr(programs, "get_optimizer_trace", get_optimizer_trace)
+    monkeypatch.setattr(programs, "with_optimizer", _without_optimizer)
+
+
+def _without_optimizer(trace: Trace, share: Trace, owners: range) -> Trace:
+    return trace
+
+
+def ends(made: tuple[Program, ...], lasts: dict[str, float]) -> list[list[tuple[str, int, float, float]]]:
+    """By rank: kind, micro-batch, start and end of each action in the order in which it runs, from idle clocks."""
+    works = []
+    for program in made:
+        operators = program.operations
+        seconds = {f"aten.op{operator}.default": lasts[kind] for kind, operator in LASTS.items()}
+        duration_s = np.array([seconds.get(each.name, 0.0) for each in operators])
+        kernels = (duration_s > 0).astype(int)
+        launched = program.instructions.a[program.instructions.launches]
+        works.append(
+            step_work(
+                program,
+                duration_s[launched][kernels[launched] > 0],
+                kernels,
+                np.full(len(program.instructions.kind), HOST_S),
+                np.zeros(len(program.collectives)),
+            )
+        )
+    together = engine._Together(made, works, Launch(latency_s=0.0, queue_depth=1000), 1)
+    together.run(wait=True)
+    names = {phase: kind for kind, phase in programs.PHASES.items()}
+    found = []
+    for program, work, rank in zip(made, works, together.ranks, strict=True):
+        runs = [program.runs[index] for index in program.instructions.run[work.position[work.launches]].tolist()]
+        times_s = [column[work.launches].tolist() for column in (rank.device.start_s, rank.device.end_s)]
+        found.append(
+            [
+                (names[run.phase], run.micro_batch, start, end)
+                for run, start, end in zip(runs, *times_s, strict=True)
+                if run.phase in names
+            ]
+        )
+    return found
+
+
+CASES = [
+    ("gpipe", 3, 5, 1),
+    ("1f1b", 2, 4, 1),
+    ("1f1b", 4, 6, 1),
+    ("interleaved-1f1b", 2, 4, 2),
+    ("interleaved-1f1b", 4, 8, 2),
+    ("looped-bfs", 3, 4, 2),
+    ("interleaved-zero-bubble", 2, 4, 2),
+    ("zbv-zero-bubble", 2, 4, 2),
+    ("zbv-zero-bubble", 4, 8, 2),
+    ("dualpipev", 2, 4, 2),
+    ("dualpipev", 4, 9, 2),
+]
+
+
+@pytest.mark.parametrize("batches_all", [False, True])
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "virtual_stages"), CASES)
+def test_every_action_starts_and_ends_when_a_plain_execution_says(
+    schedule: str, ranks: int, micro_batches: int, virtual_stages: int, batches_all: bool
+) -> None:
+    asked = (schedule, ranks, micro_batches, virtual_stages)
+    lasts = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+    expected: list[list[tuple[str, int, float, float]]] = [[] for _ in range(ranks)]
+    for span in executor.run(rank_actions(*asked, batches_all=batches_all), lasts):
+        expected[span.rank].append((span.compute.kind, span.compute.micro_batch, span.start, span.end))
+    assert ends(pipeline_programs(scenario(*asked), batches_all), lasts) == [
+        [
+            (kind, batch, pytest.approx(start, abs=0.01), pytest.approx(end, abs=0.01))
+            for kind, batch, start, end in rank
+        ]
+        for rank in expected
+    ]
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "virtual_stages"), CASES)
+def test_messages_have_the_same_names_on_both_sides(
+    schedule: str, ranks: int, micro_batches: int, virtual_stages: int
+) -> None:
+    made = pipeline_programs(scenario(schedule, ranks, micro_batches, virtual_stages), False)
+    sent, received = (
+        sorted(
+            message.name for program in made for each in program.exchanges for message in each if message.is_send is way
+        )
+        for way in (True, False)
+    )
+    assert sent == received
+    assert len(set(sent)) == len(sent)
+    actions = rank_actions(schedule, ranks, micro_batches, virtual_stages)
+    for program, rank in zip(made, actions, strict=True):
+        kinds = [each.kind for each in rank if isinstance(each, Compute)]
+        names = {phase: kind for kind, phase in programs.PHASES.items()}
+        assert [names[run.phase] for run in program.runs if run.phase in names] == kinds
+        posts = np.flatnonzero(program.instructions.kind == COLLECTIVE)
+        assert program.instructions.b[posts].tolist() == list(range(1, len(program.exchanges) + 1))
+
+
+@pytest.mark.parametrize(("micro_batches", "expected"), [(1, []), (2, ["scale"])])
+def test_gradients_are_divided_where_there_are_several_micro_batches(micro_batches: int, expected: list[str]) -> None:
+    made = pipeline_programs(scenario("gpipe", 2, micro_batches), False)
+    for program in made:
+        assert [run.phase for run in program.runs if run.phase == "scale"] == expected
+        assert [run.phase for run in program.runs][-1] == "optimizer"
+
+
+def test_the_host_is_taken_by_what_torch_adds_to_each_action() -> None:
+    """The first part's input has no gradient: the second half of its backward is a whole one."""
+    of_first, of_last = pipeline_programs(scenario("interleaved-zero-bubble", 2, 2, 2), False)
+    for program, first in ((of_first, "pp backward"), (of_last, "pp backward_weight")):
+        columns = program.instructions
+        at = np.flatnonzero(columns.kind == HOST)
+        found = [(columns.calls[columns.call[index]], program.runs[columns.run[index]].phase) for index in at.tolist()]
+        computing = [run.phase for run in program.runs if run.phase in programs.PHASES.values()]
+        assert [phase for _, phase in found] == computing
+        assert {call for call, phase in found if phase == "backward_weight"} == {first, "pp backward_weight"}
+        assert all(call == f"pp {phase}" for call, phase in found if phase != "backward_weight")

@@ -1,0 +1,76 @@
+"""Memory of micro-batches: what each has for itself, and what all of a rank's have from the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfmodel.hardware.profile import Device, Profile
+from perfmodel.program.pipeline.programs import pipeline_programs
+from perfmodel.program.pipeline.storages import with_all_inputs
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import StorageKind
+from perfmodel.workload.trace_store import get_part_trace
+
+TOKENS, WIDTH = 4 * 8, 64  # of a micro-batch
+ACTIVATION = TOKENS * WIDTH * 4
+PROFILE = Profile(name="p", device=Device(kind="cuda", name="g", memory_bytes=10**12))
+
+
+def scenario(schedule: str = "1f1b", micro_batches: int = 4, stages: int = 2, virtual_stages: int = 1) -> Scenario:
+    section: dict[str, Any] = {
+        "stages": stages, "schedule": schedule, "micro_batches": micro_batches, "virtual_stages": virtual_stages,
+        "layers": [1] * stages * virtual_stages,
+    }  # fmt: skip
+    model = {"family": "gpt", "layers": stages * virtual_stages, "width": WIDTH, "heads": 2, "ffn_width": 128,
+             "vocabulary": 1000, "attention": "eager"}  # fmt: skip
+    return Scenario.model_validate(
+        {
+            "model": model,
+            "batch": {"size": 4 * micro_batches, "sequence_length": 8},
+            "parallelism": {"pp": section},
+            "hardware": {"profile": "p", "gpus": stages, "interconnect": "nvlink"},
+        }
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 6])
+def test_inputs_are_of_all_micro_batches(micro_batches: int) -> None:
+    asked = scenario(micro_batches=micro_batches, schedule="gpipe")
+    for number, received in ((0, 1), (1, 1)):  # gradients of outputs; activations
+        trace = with_all_inputs(get_part_trace(asked, number), micro_batches)
+        inputs = [each.bytes for each in trace.persistent if each.kind == StorageKind.INPUT]
+        assert sorted(inputs) == sorted([TOKENS * 8 * micro_batches] + [ACTIVATION] * received * micro_batches)
+        assert len({each.id for each in trace.persistent}) == len(trace.persistent)
+
+
+def in_flight_bytes(schedule: str, micro_batches: int) -> list[int]:
+    """By rank: the most that activations take in a steady step."""
+    return [
+        int(simulate_memory(program, PROFILE).kind_bytes[StorageKind.ACTIVATION].max())
+        for program in pipeline_programs(scenario(schedule, micro_batches), True)
+    ]
+
+
+def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_are_ahead() -> None:
+    first, last = in_flight_bytes("gpipe", 1)
+    for micro_batches in (4, 8):
+        assert in_flight_bytes("gpipe", micro_batches) == pytest.approx(
+            [first * micro_batches, last * micro_batches], rel=0.02
+        )
+        assert in_flight_bytes("1f1b", micro_batches) == pytest.approx([2 * first, last], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("zbv-zero-bubble", 2), ("dualpipev", 2)],
+)
+def test_steady_steps_end_as_they_begin(schedule: str, virtual_stages: int) -> None:
+    for program in pipeline_programs(scenario(schedule, 4, virtual_stages=virtual_stages), True):
+        memory = simulate_memory(program, PROFILE)
+        steps = [columns.allocated_bytes for part, columns in memory.history if part == "steady"]
+        assert len(steps) >= 2
+        assert steps[-1][-1] == steps[-2][-1]
+        assert memory.fits
