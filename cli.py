@@ -332,12 +332,16 @@ def compare(
     from perfmodel.report.accuracy import accuracy_card, refuse_worse, save_card
     from perfmodel.report.accuracy_text import accuracy_markdown, summary_line
 
-    card = accuracy_card(predict_measured(directory, profile, allow_import=allow_import))
+    pairs = predict_measured(directory, profile, allow_import=allow_import)
+    card = accuracy_card(pairs)
     click.echo(summary_line(card) if output or check else accuracy_markdown(card))
     if plot is not None:
         from perfmodel.report.accuracy_plots import save_accuracy_plots
+        from perfmodel.report.micro_batches_plot import save_micro_batch_plots
+        from perfmodel.report.pipeline_plot import save_measured_pipelines
 
         _wrote(save_accuracy_plots(card, plot))
+        _wrote([*save_micro_batch_plots(card, pairs, plot), *save_measured_pipelines(pairs, plot)])
     if output is not None:
         _wrote(save_card(card, accuracy_markdown(card), output))
     if check is not None:

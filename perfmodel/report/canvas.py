@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,15 @@ STYLE = {
 }
 DOTS_PER_INCH = 120
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # said of no file
+
+
+def file_words(text: str) -> str:
+    """As part of a file's name.
+
+    >>> file_words("gpt-1.3b (node 1)")
+    'gpt-1.3b-node-1-'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
 
 
 def axes_or_new(ax: Axes | None) -> Axes:

@@ -15,25 +15,31 @@ from perfmodel.workload.scenario import workload_digest
 if TYPE_CHECKING:
     from perfmodel.report.accuracy import Case
 
-SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy")
+MICRO_BATCHES = "parallelism.pp.micro_batches"
+SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy", MICRO_BATCHES)
 DEFAULT = "default"
 NEAR = 0.01  # measured values that lie no further apart are as good as each other
 
 
 def settings_of(scenario: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """By setting: a digest of all others, and its value.
+    """By setting: a digest of all others, and its value. A setting of a pipeline is left out where there is none.
 
     >>> settings_of({"parallelism": {"strategy": "ddp"}})["parallelism.strategy"][1]
     'ddp'
     """
     found = {}
     for setting in SETTINGS:
-        section, _, key = setting.partition(".")
+        *sections, key = setting.split(".")
         rest = {name: value for name, value in scenario.items() if name != "name"}
-        values = dict(rest.get(section, {}))
+        values = rest
+        for section in sections:
+            values[section] = dict(values.get(section) or {})
+            values = values[section]
+        if len(sections) > 1 and key not in values:
+            continue
         value = values.pop(key, DEFAULT)
         shown = f"{value:g}" if isinstance(value, (int, float)) else str(value)
-        found[setting] = (workload_digest(rest | {section: values}), shown)
+        found[setting] = (workload_digest(rest), shown)
     return found
 
 

@@ -1,8 +1,9 @@
 """A predicted step as a Chrome trace: opens in Perfetto, chrome://tracing and HolisticTraceAnalysis.
 
 Written as torch.profiler writes one: a process a rank, a thread for the host, one for each stream; an operator call on
-the host (``cpu_op``) launches (``cuda_runtime``) a kernel (``kernel``), and an arrow (``ac2g``) joins the two. Times in
-the file are microseconds, as the format wants; several kernels of one operator are one slice.
+the host (``cpu_op``) launches (``cuda_runtime``) a kernel (``kernel``), and an arrow (``ac2g``) joins the two. A
+pipeline's ranks are in one file. Times are microseconds, as the format wants; several kernels of one operator are one
+slice.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FIRST_STREAM_THREAD = 7  # torch numbers the default stream 7
 
 
 def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None:
-    """Write the trace of one rank to ``path``, compressed if it ends in ``.gz``.
+    """Write the trace of one rank, or of a pipeline's all, to ``path``, compressed if it ends in ``.gz``.
 
     Raises
     ------
@@ -46,27 +47,25 @@ def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None
 
 def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
     """The trace as plain data."""
-    on_device = prediction.profile.device.kind == "cuda"
-    events = [
-        *_names(prediction, rank, on_device),
-        *_phases(prediction, rank, on_device),
-        *_modules(prediction, rank, on_device),
-    ]
-    events += _operators(prediction, rank) if on_device else _operators_of_one_clock(prediction, rank)
-    events += _communications(prediction, rank)
+    ranks, launches = dict(enumerate(prediction.by_rank, start=rank)), 0
+    events: list[Event] = []
+    for number, each in ranks.items():
+        events += _events(each, number, launches)
+        launches += len(each.timeline.operation) + len(each.timeline.side)
     device = prediction.profile.device
     major, minor = device.compute_capability or (0, 0)
     return {
         "schemaVersion": 1,
         "deviceProperties": [
             {
-                "id": rank,
+                "id": number,
                 "name": device.name,
                 "totalGlobalMem": device.memory_bytes,
                 "computeMajor": major,
                 "computeMinor": minor,
                 "numSms": device.multiprocessors,
             }
+            for number in ranks
         ],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": prediction.scenario.hardware.gpus},
         "displayTimeUnit": "ms",
@@ -74,6 +73,16 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
         "traceName": f"{prediction.scenario.name} predicted on {prediction.profile.name}",
         "traceEvents": events,
     }
+
+
+def _events(prediction: Prediction, rank: int, launches: int) -> Iterator[Event]:
+    """Of one rank. launches: how many there are of others before."""
+    on_device = prediction.profile.device.kind == "cuda"
+    yield from _names(prediction, rank, on_device)
+    yield from _phases(prediction, rank, on_device)
+    yield from _modules(prediction, rank, on_device)
+    yield from _operators(prediction, rank, launches) if on_device else _operators_of_one_clock(prediction, rank)
+    yield from _communications(prediction, rank)
 
 
 def _names(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event]:
@@ -138,7 +147,7 @@ def _modules(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Eve
             yield _slice("user_annotation", label, rank, HOST_THREAD, float(begins[start]), float(ends[stop - 1]))
 
 
-def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
+def _operators(prediction: Prediction, rank: int, launches: int) -> Iterator[Event]:
     timeline, uses = prediction.timeline, use_by_operation(prediction)
     columns = (
         timeline.operation,
@@ -150,7 +159,7 @@ def _operators(prediction: Prediction, rank: int) -> Iterator[Event]:
     )
     rows = [*zip(*(column.tolist() for column in columns), strict=True)]
     rows += [(k.operation, k.stream, k.host_start_s, k.issue_s, k.start_s, k.end_s) for k in timeline.side]
-    for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=1):
+    for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=launches + 1):
         thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.operations[operation])
         link = {"External id": correlation, "correlation": correlation}
         yield _slice("cpu_op", name, rank, HOST_THREAD, host_start_s, issue_s, **{"External id": correlation})
@@ -171,6 +180,7 @@ NCCL_NAMES = {
     "broadcast": "Broadcast",
     "all_to_all": "AllToAll",
     "send_recv": "SendRecv",
+    "exchange": "SendRecv",
 }
 
 
@@ -180,7 +190,7 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
         collective = prediction.program.collectives[each.collective]
         thread = FIRST_STREAM_THREAD + each.stream
         elements = collective.size_bytes // DTYPE_BYTES[collective.dtype]
-        details = {
+        details: dict[str, Any] = {
             "device": rank,
             "stream": thread,
             "Collective name": collective.kind,
@@ -191,6 +201,9 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
             "dtype": collective.dtype,
             "Seq": sequence,
         }
+        if each.exchange >= 0:
+            messages = prediction.program.exchanges[each.exchange]
+            details["Messages"] = [f"{'send' if message.is_send else 'receive'} {message.name}" for message in messages]
         name = f"ncclDevKernel_{NCCL_NAMES[collective.kind]}_{collective.dtype}"
         yield _slice("kernel", name, rank, thread, each.start_s, each.end_s, **details)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
+from perfmodel.report.pipeline_ranks import bubble_share, rank_shares
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 
@@ -25,8 +27,9 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most;
     ``memory.ranks`` has one entry for each distinct rank, ``first_step`` creates the optimizer states, ``rebuild_step``
     is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null where nothing is
-    rebuilt). ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and ``assumptions`` in
-    words.
+    rebuilt). ``pipeline`` is null without one; its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and
+    ``kernels`` are of the one whose step is longest. ``provenance`` holds shares of kernels' time by source, those of
+    ``collectives``, and ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {
@@ -42,6 +45,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "memory": None if memory is None else _memory(memory, prediction.rank_memories or (memory,)),
         "fits": None if memory is None else memory.fits,
         "breakdown": prediction.breakdown,
+        "pipeline": _pipeline(prediction) if prediction.rank_timelines else None,
         "communication_bytes": prediction.communication_bytes,
         "bottleneck": prediction.bottleneck,
         "provenance": {
@@ -65,6 +69,11 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
 
 def _clock(clock: Clock) -> dict[str, Any]:
     return {"hz": clock.hz, "full_hz": clock.full_hz, "power_limit_w": clock.limit_w, "time_factors": clock.factors}
+
+
+def _pipeline(prediction: Prediction) -> dict[str, Any]:
+    ranks = [asdict(each) | {"stages": list(each.stages)} for each in rank_shares(prediction)]
+    return {"bubble_share": bubble_share(prediction), "ranks": ranks}
 
 
 def _memory(memory: MemoryTimeline, ranks: Sequence[MemoryTimeline]) -> dict[str, Any]:

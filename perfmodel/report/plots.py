@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.program.program import COMPUTE
 from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure
 from perfmodel.report.operators import seconds_by_kind, use_by_operation
+from perfmodel.report.pipeline_plot import save_pipeline_plot
 from perfmodel.report.text import LEAST_SHARE, describe, parts_of
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import KernelUse, Prediction
@@ -36,7 +37,9 @@ MEMORY_COLOURS = {
 
 
 def save_plots(prediction: Prediction, directory: Path) -> list[Path]:
-    """Write timeline.png, where-the-time-goes.png, roofline.png and (where it is predicted) memory.png."""
+    """Write timeline.png, where-the-time-goes.png, roofline.png, memory.png where it is predicted; of a pipeline, whose
+    slowest rank these show, pipeline.png as well.
+    """
     title = f"{prediction.scenario.name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
     saved = [
         save_figure(directory / "timeline.png", title, (13, 5.5), [lambda ax: plot_timeline(prediction, ax)]),
@@ -50,6 +53,8 @@ def save_plots(prediction: Prediction, directory: Path) -> list[Path]:
     ]
     if prediction.memory is not None:
         saved.append(save_figure(directory / "memory.png", title, (13, 6.5), [lambda ax: plot_memory(prediction, ax)]))
+    if prediction.rank_timelines:
+        saved.append(save_pipeline_plot(prediction, directory / "pipeline.png"))
     return saved
 
 

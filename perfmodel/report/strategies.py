@@ -1,6 +1,7 @@
 """Strategies side by side: measured cases that share everything but how they are spread over the same GPUs.
 
-FSDP's mixed precision counts as precision, not as a setting of the strategy. One GPU that runs the batch of a rank
+FSDP's mixed precision counts as precision, not as a setting of the strategy, and a pipeline as other work: its batch is
+spread over all ranks. One GPU that runs the batch of a rank
 alone stands beside them as ``none``.
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 FEWEST_CASES = 3
 STRATEGIES: tuple[str, ...] = get_args(ParallelismSection.model_fields["strategy"].annotation)
 SPREAD = ("gpus", "nodes", "interconnect")  # of hardware: what one GPU does without
-NOT_SETTINGS = ("dp", "strategy", "fsdp")  # of parallelism; what fsdp holds is listed by itself
+NOT_SETTINGS = ("dp", "strategy", "fsdp", "pp")  # of parallelism; what fsdp holds is listed by itself, pp is work
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def layout_of(scenario: dict[str, Any]) -> Layout:
     policy = _policy(fsdp.pop("mixed_precision", None) or {}, scenario.get("precision", "fp32"))
     spread = {key: hardware.pop(key, None) for key in SPREAD}
     rest = {key: value for key, value in scenario.items() if key not in ("name", "parallelism", "hardware")}
+    if section.get("pp") is not None:
+        rest["pp"] = section["pp"]
     work, place = workload_digest(rest | {"policy": policy, "hardware": hardware}), _place(**spread)
     if not place:
         return Layout(work, place, strategy=STRATEGIES[0], settings="")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.report.canvas import COLOURS, axes_or_new, file_words, save_figure
 from perfmodel.report.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import GIB, MS
 
@@ -33,7 +32,7 @@ def save_strategy_plots(card: Card, directory: Path) -> list[Path]:
     saved: list[Path] = []
     for group in strategy_groups(card.cases):
         words = (group.name, group.place, *(group.profiles if len(card.profiles) > 1 else ()))
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
+        name = file_words("-".join(words))
         path = directory / f"strategies-{name}.png"
         if path in saved:
             path = directory / f"strategies-{name}-{len(saved)}.png"

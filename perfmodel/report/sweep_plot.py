@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.report.choices import MICRO_BATCHES
 from perfmodel.report.sweep_text import label, value_text
 from perfmodel.units import GIB, MS, format_bytes
 
@@ -34,7 +35,7 @@ def save_sweep_plots(result: SweepResult, directory: Path) -> list[Path]:
     if result.assignments:
         title += "\n" + shorten(f"with {', '.join(result.assignments)}", LONGEST_TITLE, placeholder=" …")
     draw_time = [lambda ax: plot_sweep_time(result, ax)]
-    if not result.same_work:
+    if not result.same_work or MICRO_BATCHES in result.vary:
         draw_time.append(lambda ax: plot_sweep_throughput(result, ax))
     saved = [save_figure(directory / "time.png", title, (11, 6.5 * len(draw_time)), draw_time)]
     if any(_memory_gib(each) is not None for each in result.configurations):
@@ -61,7 +62,9 @@ def plot_sweep_throughput(result: SweepResult, ax: Axes | None = None) -> Axes:
 
 
 def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
-    """Device memory in use at the peak, and the device's limit where that is near; crosses do not fit."""
+    """Device memory in use at the peak, of the rank that takes most, and the device's limit where that is near; crosses
+    do not fit.
+    """
     ax = _draw(result, _memory_gib, ax)
     outcomes = [each.outcome for each in result.configurations if each.outcome is not None]
     capacities = sorted({outcome.capacity_bytes for outcome in outcomes})
@@ -72,7 +75,8 @@ def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
         ax.set_ylim(0, 1.1 * max(capacities[-1], most) / GIB)
     ax.set_ylabel("device memory in use, GiB")
     limit = " or ".join(map(format_bytes, capacities))
-    ax.set_title(_explained(f"peak memory in use; the device has {limit}", result, _memory_gib))
+    whose = " of the rank that takes most" if MICRO_BATCHES in result.vary else ""
+    ax.set_title(_explained(f"peak memory in use{whose}; the device has {limit}", result, _memory_gib))
     return ax
 
 
@@ -177,7 +181,9 @@ def _offset(number: int, count: int) -> float:
 
 
 def _along(result: SweepResult) -> str:
-    """The key along the axis: of those with numbers, or of all, the one with most values."""
+    """The key along the axis: micro-batches, or of those with numbers, or of all, the one with most values."""
+    if _numeric(result.vary.get(MICRO_BATCHES, ())):
+        return MICRO_BATCHES
     return max(result.vary, key=lambda key: (_numeric(result.vary[key]), len(result.vary[key])))
 
 

@@ -10,9 +10,11 @@ from rich.text import Text
 
 from perfmodel.cost.power import Clock
 from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
+from perfmodel.report.pipeline_ranks import bubble_share
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.units import format_bytes, format_flops_per_s, format_seconds
+from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
+from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
 from perfmodel.workload.scenario import EveryK, Scenario
 
 BAR_CELLS = 30
@@ -35,6 +37,7 @@ def report(prediction: Prediction) -> RenderableType:
     parts: list[RenderableType] = [
         _title(prediction),
         _answer(prediction),
+        *([_pipeline(prediction)] if prediction.rank_timelines else []),
         _bottleneck(prediction),
         _breakdown(prediction),
         _top_kernels(prediction),
@@ -76,8 +79,12 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"checkpointing every {training.activation_checkpointing.every} blocks")
     elif training.activation_checkpointing != "none":
         parts.append(f"{training.activation_checkpointing} checkpointing")
+    wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
+    if (pipeline := scenario.parallelism.pp) is not None:
+        parts.append(
+            f"{pipeline.schedule} pipeline of {pipeline.micro_batches} micro-batches on {pipeline.stages} GPUs{wire}"
+        )
     if scenario.parallelism.dp > 1:
-        wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
         parts.append(f"{scenario.parallelism.strategy} on {scenario.parallelism.dp} GPUs{wire}")
     policy = scenario.parallelism.fsdp and scenario.parallelism.fsdp.mixed_precision
     if policy:
@@ -171,6 +178,17 @@ def _refusal(memory: MemoryTimeline, device: str) -> str:
 def _bottleneck(prediction: Prediction) -> Text:
     """In line with the table above, but as wide as it needs."""
     return Text("bottleneck    ", style="cyan").append(prediction.bottleneck, style="default")
+
+
+def _pipeline(prediction: Prediction) -> Text:
+    """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of the slowest."""
+    section = pipeline_of(prediction.scenario)
+    on_ranks = "" if section.virtual_stages == 1 else f" on {section.stages} ranks"
+    parts = (
+        f"{section.schedule}, {number_of_parts(section)} stages{on_ranks}, {section.micro_batches} micro-batches, "
+        f"bubbles {format_share(bubble_share(prediction), 1)}"
+    )
+    return Text("pipeline      ", style="cyan").append(parts, style="default")
 
 
 def parts_of(prediction: Prediction) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.report.accuracy import Card, Case
 from perfmodel.report.accuracy_text import accuracy_markdown
-from perfmodel.report.choices import Swap, alike, choices, settings_of, swaps
+from perfmodel.report.choices import MICRO_BATCHES, Swap, alike, choices, settings_of, swaps
 
 
 def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> Case:
@@ -85,3 +85,20 @@ def test_swapped_pairs_and_how_far_apart_they_are() -> None:
 
 def test_names_that_have_nothing_in_common() -> None:
     assert alike(["gpt-a", "vgg-a"]) == ""
+
+
+def test_pipelines_that_differ_in_micro_batches_alone_are_a_choice() -> None:
+    def pipeline(name: str, measured_s: float, predicted_s: float, count: int, stages: int = 2) -> Case:
+        section = {"stages": stages, "schedule": "1f1b", "micro_batches": count}
+        return case(name, measured_s, predicted_s, strategy="none", pp=section)
+
+    cases = [pipeline("m2", 1.2, 1.0, 2), pipeline("m4", 1.0, 1.1, 4), pipeline("three", 2.0, 2.0, 6, stages=3)]
+    (choice,) = choices([*cases, case("none", 3.0, 3.0, strategy="none"), case("no-pp", 3.0, 3.0, pp=None)])
+    assert (choice.setting, list(choice.cases), choice.best, choice.chosen) == (MICRO_BATCHES, ["4", "2"], "4", "2")
+    assert MICRO_BATCHES not in settings_of({"parallelism": {"pp": None}})
+
+
+def test_digests_do_not_change_what_they_are_of() -> None:
+    scenario = {"parallelism": {"pp": {"stages": 2, "micro_batches": 4}}}
+    settings_of(scenario)
+    assert scenario == {"parallelism": {"pp": {"stages": 2, "micro_batches": 4}}}

@@ -15,6 +15,7 @@ from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
 from perfmodel.simulate.timeline import SideKernel
 from perfmodel.units import US
 from perfmodel.workload.ops import Operation
+from tests.report.pipelines import pipeline
 from tests.report.synthetic import prediction
 
 
@@ -112,3 +113,25 @@ def test_files(tmp_path: Path) -> None:
     )
     with pytest.raises(PerfModelError, match=r"a trace must end in \.json or \.json\.gz \(got 't\.txt'\)"):
         save_chrome_trace(prediction(), tmp_path / "t.txt")
+
+
+def test_all_ranks_of_a_pipeline_on_one_clock() -> None:
+    trace = chrome_trace(pipeline())
+    events = trace["traceEvents"]
+    computed = [each for each in events if each.get("cat") == "kernel" and each["tid"] == 7]
+    assert [(each["pid"], each["ts"]) for each in computed if each["args"]["External id"] in (1, 8)] == [(0, 4), (1, 8)]
+    assert len({each["id"] for each in events if each["ph"] == "s"}) == len(computed) == 12
+    names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert names == {"rank 0: Toy GPU", "rank 1: Toy GPU"}
+    assert [each["id"] for each in trace["deviceProperties"]] == [0, 1]
+
+
+def test_messages_have_names() -> None:
+    events = chrome_trace(pipeline())["traceEvents"]
+    found = [each for each in events if each["name"] == "ncclDevKernel_SendRecv_float32"]
+    assert [(each["pid"], each["ts"], each["dur"], each["args"]["Messages"]) for each in found] == [
+        (0, 9, 1, ["send F0 0"]),
+        (0, 10, 5, ["receive B0 0", "send F1 0"]),
+        (1, 2, 5, ["receive F0 0"]),
+        (1, 22, 2, ["send B0 0", "receive F1 0"]),
+    ]

@@ -11,6 +11,7 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
+from tests.report.pipelines import pipeline
 from tests.report.synthetic import MIB, prediction
 
 PEAKS = {"peak_allocated_bytes": 8 * MIB, "peak_reserved_bytes": 20 * MIB}
@@ -45,8 +46,8 @@ def test_contracted_keys() -> None:
     }
     assert set(report) == {
         "version", "scenario", "profile", "step_time_s", "step_time_interval_s", "synced_step_time_s",
-        "throughput_samples_per_s", "mfu", "clock", "memory", "fits", "breakdown", "communication_bytes", "bottleneck",
-        "provenance", "kernels", "warnings",
+        "throughput_samples_per_s", "mfu", "clock", "memory", "fits", "breakdown", "pipeline", "communication_bytes",
+        "bottleneck", "provenance", "kernels", "warnings",
     }  # fmt: skip
 
 
@@ -84,3 +85,21 @@ def test_provenance_holds_collectives_and_assumptions() -> None:
     found = json_report(prediction(collective_provenance=shares, assumptions=("GPU speeds 1, 0.5",)))["provenance"]
     assert found == prediction().provenance | {"collectives": shares, "assumptions": ["GPU speeds 1, 0.5"]}
     assert json_report(prediction())["provenance"]["collectives"] == {}
+
+
+def test_ranks_of_a_pipeline() -> None:
+    found = json_report(pipeline())["pipeline"]
+    assert found["bubble_share"] == pytest.approx(9 / 50)
+    assert found["ranks"] == [
+        {
+            "rank": rank,
+            "stages": [rank],
+            "busy_s": pytest.approx(busy_us * 1e-6),
+            "bubble_s": pytest.approx(bubble_us * 1e-6),
+            "exposed_communication_s": pytest.approx(2e-6),
+            "peak_allocated_bytes": peak_bytes,
+        }
+        for rank, busy_us, bubble_us, peak_bytes in ((0, 15, 4, 8 * MIB), (1, 16, 5, MIB))
+    ]
+    assert json.loads(json.dumps(found)) == found
+    assert json_report(prediction())["pipeline"] is None

@@ -118,3 +118,11 @@ def test_of_several_measurements_of_one_layout_the_earliest_counts() -> None:
         [replace(cases[0], measured_at="2"), *(replace(each, measured_at="1") for each in cases[1:])]
     )
     assert [each.name for each in group.cases.values()] == ["a", "b", "c"]
+
+
+def test_a_pipeline_is_other_work() -> None:
+    section = {"dp": 1, "strategy": "none", "pp": {"stages": 4, "schedule": "gpipe", "micro_batches": 4}}
+    pipeline = replace(case("gpt-pp", "ddp"), layout=layout_of(scenario("ddp", parallelism=section)))
+    assert pipeline.layout is not None
+    assert (pipeline.layout.place, pipeline.layout.label) == ("4 GPUs over nvlink", "none")
+    assert labels(*(case(f"gpt-{each}", each) for each in ("none", "ddp")), pipeline) == []

@@ -94,3 +94,25 @@ def test_bars_without_an_interval_have_no_caps() -> None:
     memory, time = plot_sweep_memory(result), plot_sweep_time(result)
     assert [bar.get_height() for bar in memory.patches] == [3.0, 3.0]
     assert (len(memory.containers), len(time.containers)) == (1, 2)
+
+
+def test_micro_batches_stand_along_the_axis_and_throughput_is_drawn(tmp_path: Path) -> None:
+    key = "parallelism.pp.micro_batches"
+    steps_s = {(2, 1): 0.04, (4, 1): 0.02, (2, 2): 0.05, (4, 2): 0.04, (2, 3): 0.06, (4, 3): 0.03}
+    found = tuple(
+        Configuration({"size": size, key: count}, 1, outcome(step_s, 8)) for (count, size), step_s in steps_s.items()
+    )
+    result = SweepResult("toy", "gpu", {"size": (1, 2, 3), key: (2, 4)}, (), found)
+    ax = plot_sweep_throughput(result)
+    assert (ax.get_xlabel(), ax.lines[0].get_ydata().tolist()) == (key, pytest.approx([200.0, 400.0]))
+    title = plot_sweep_memory(result).get_title()
+    assert title == "peak memory in use of the rank that takes most; the device has 8 GiB"
+    (time, _) = save_sweep_plots(result, tmp_path)
+    one = replace(result, vary={"size": (1,)}, configurations=(Configuration({"size": 1}, 1, outcome(0.01, 8)),))
+    (smaller, _) = save_sweep_plots(one, tmp_path / "one")
+    assert height(time) == 2 * height(smaller)
+
+
+def height(path: Path) -> int:
+    """Of a PNG, in pixels."""
+    return int.from_bytes(path.read_bytes()[20:24], "big")

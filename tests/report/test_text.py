@@ -12,6 +12,7 @@ from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
 from perfmodel.simulate.allocator import OutOfMemoryError
 from perfmodel.simulate.memory import simulate_memory
+from tests.report.pipelines import pipeline
 from tests.report.synthetic import prediction, profile, scenario
 
 WHOLE = """\
@@ -105,6 +106,16 @@ def test_collectives_say_where_they_come_from_and_what_is_assumed() -> None:
     ]
 
 
+def test_a_pipeline_has_a_line() -> None:
+    shown = pipeline()
+    lines = rendered(report(shown)).splitlines()
+    assert "pipeline      gpipe, 2 stages, 2 micro-batches, bubbles 18.0 %" in lines
+    loops = {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}
+    lines = rendered(report(replace(shown, scenario=scenario(parallelism={"pp": loops})))).splitlines()
+    assert "pipeline      looped-bfs, 4 stages on 2 ranks, 1 micro-batches, bubbles 18.0 %" in lines
+    assert not any(line.startswith("pipeline  ") for line in rendered(report(prediction())).splitlines())
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -122,6 +133,13 @@ def test_collectives_say_where_they_come_from_and_what_is_assumed() -> None:
             "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, checkpointing every 2 blocks",
         ),
         ({"model": {"family": "vgg16"}, "batch": {"size": 3}}, "vgg16, fp32, batch 3, adamw foreach"),
+        (
+            {
+                "parallelism": {"pp": {"stages": 2, "micro_batches": 4}},
+                "hardware": {"profile": "toy-gpu", "gpus": 2, "interconnect": "nvlink"},
+            },
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, 1f1b pipeline of 4 micro-batches on 2 GPUs over nvlink",
+        ),
     ],
 )
 def test_question_in_one_line(changes: dict[str, object], words: str) -> None:

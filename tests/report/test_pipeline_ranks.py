@@ -1,0 +1,108 @@
+"""What ranks of a pipeline compute when, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.report.pipeline_ranks import (
+    RankStep,
+    bubble_share,
+    computing_share,
+    measured_steps,
+    predicted_steps,
+    rank_shares,
+    rank_stages,
+)
+from perfmodel.units import US
+from tests.report.pipelines import EXCHANGES, measured_pipeline, pipeline
+from tests.report.synthetic import MIB, prediction, scenario
+
+
+def rows(step: RankStep) -> list[tuple[str, int, int, float, float]]:
+    """In microseconds."""
+    return [
+        (each.kind, each.stage, each.micro_batch, round(each.start_s / US, 6), round(each.end_s / US, 6))
+        for each in step.computed
+    ]
+
+
+def test_ranks_stand_on_one_clock_that_begins_with_the_first_mark() -> None:
+    # The first rank's host begins 3 after the last's; the marks are reached at 3 + 1 and at 0 + 2.
+    first, last = predicted_steps(pipeline())
+    assert rows(first) == [
+        ("F", 0, 0, 2, 5),
+        ("F", 0, 1, 5, 7),
+        ("B", 0, 0, 13, 17),
+        ("B", 0, 1, 19, 23),
+        ("optimizer", -1, -1, 23, 24),
+        ("optimizer", -1, -1, 24, 26),
+    ]
+    assert rows(last)[0] == ("F", 1, 0, 6, 9)
+    assert [each.start_s / US for each in (first, last)] == pytest.approx([2, 0])
+    assert [each.end_s / US for each in (first, last)] == pytest.approx([27, 25])
+
+
+def test_stages_follow_the_schedule() -> None:
+    known = pipeline()
+    loops = scenario(
+        parallelism={"pp": {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}}
+    )
+    first, last = predicted_steps(replace(known, scenario=loops))
+    assert [each.stage for each in first.computed] == [0, 2, 2, 0, -1, -1]
+    assert [each.stage for each in last.computed] == [1, 3, 3, 1, -1]
+    there_and_back = {"stages": 2, "schedule": "zbv-zero-bubble", "micro_batches": 2, "virtual_stages": 2}
+    assert rank_stages(scenario(parallelism={"pp": there_and_back})) == ((0, 3), (1, 2))
+
+
+def test_shares_of_each_rank() -> None:
+    first, last = rank_shares(pipeline())
+    # Busy: 1 + 1 + 2 + 4 + 4 + 1 + 2 and 3 + 3 + 4 + 4 + 2. Of the messages 4 and 4 + 1 wait with nothing beside them.
+    assert (first.busy_s / US, last.busy_s / US) == pytest.approx((15, 16))
+    assert (first.bubble_s / US, last.bubble_s / US) == pytest.approx((4, 5))
+    assert (first.exposed_communication_s / US, last.exposed_communication_s / US) == pytest.approx((2, 2))
+    assert [(each.rank, each.stages, each.peak_allocated_bytes) for each in (first, last)] == [
+        (0, (0,), 8 * MIB),
+        (1, (1,), MIB),
+    ]
+    assert bubble_share(pipeline()) == pytest.approx((4 + 5) / (2 * 25))
+    assert rank_shares(prediction()) == []
+
+
+def test_without_memory_there_is_no_peak() -> None:
+    assert [each.peak_allocated_bytes for each in rank_shares(replace(pipeline(), rank_memories=()))] == [None, None]
+
+
+def test_measured_actions_have_the_optimizer_behind_them() -> None:
+    first, last = measured_steps(measured_pipeline())
+    assert rows(first) == [
+        ("F", 0, 0, 4, 6),
+        ("F", 0, 1, 6, 8),
+        ("B", 0, 0, 14, 18),
+        ("B", 0, 1, 20, 24),
+        ("optimizer", -1, -1, 24, 26),
+    ]
+    assert (first.start_s / US, first.end_s / US) == pytest.approx((26 - 30, 26))
+    assert (last.start_s / US, last.end_s / US) == pytest.approx((23 - 30, 23))
+
+
+def test_measured_actions_of_all_ranks_or_none() -> None:
+    known = measured_pipeline()
+    missing = known.model_copy(update={"ranks": (known.ranks[0], known.ranks[1].model_copy(update={"actions": ()}))})
+    assert measured_steps(missing) == measured_steps(measured_pipeline(ranks=())) == []
+
+
+def test_share_of_computing_is_without_the_optimizer() -> None:
+    assert computing_share(measured_steps(measured_pipeline()), 30 * US) == pytest.approx((12 + 14) / 60)
+
+
+def test_each_rank_is_a_prediction_on_the_first_one_s_clock() -> None:
+    first, last = pipeline().by_rank
+    assert (first.timeline.start_s[0] / US, last.timeline.start_s[0] / US) == pytest.approx((1 + 3, 8))
+    assert first.timeline.communications[0].start_s / US == pytest.approx(6 + 3)
+    assert first.timeline.host_spans[0].start_s / US == pytest.approx(1 + 3)
+    assert [each.program.exchanges for each in (first, last)] == list(EXCHANGES)
+    assert last.memory is not None and last.memory.peak_allocated_bytes == MIB
+    alone = prediction()
+    assert alone.by_rank == (alone,)
