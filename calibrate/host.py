@@ -91,6 +91,15 @@ def measure_host_keys(
         return found | {REFERENCE: reference.record().model_copy(update={"time_s": reference.reference_s})}
 
 
+def measure_host_lists(trace: Trace, device: str, known: dict[str, HostRecord]) -> dict[str, HostRecord]:
+    """Host records of the trace's loops over parameters alone, at the speed of the known reference. For what a rank
+    with several parts of a pipeline runs over all of them, the modules of each of which are measured by themselves.
+    """
+    with no_collection():
+        reference = HostReference(device, known[REFERENCE].time_s)
+        return measure_trace_lists(trace, device, known, OperatorTimes(device, reference), reference)
+
+
 class _Calls:
     """Times the example calls."""
 

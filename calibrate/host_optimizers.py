@@ -1,4 +1,5 @@
-"""Host cost of loops over parameters: optimizer steps, zero_grad, gradient clipping and the gradient scaler.
+"""Host cost of loops over parameters: optimizer steps, zero_grad, gradient clipping, the gradient scaler, and what a
+pipeline does to gradients of several micro-batches.
 
 The real ones are timed, on a few counts of tiny parameters in general, and on a workload's own parameters for a trace.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from calibrate.host_reference import FEW_LAYERS, HostReference, synchronize
 from calibrate.host_timing import WARM_UP, OperatorTimes, observe, record, timed
@@ -47,7 +50,7 @@ IMPLEMENTATIONS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 }
 
 
-ZERO_GRAD, CLIP, SCALER = "zero_grad", "clip", "scaler"
+ZERO_GRAD, CLIP, SCALER, SCALE = "zero_grad", "clip", "scaler", "scale"
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
@@ -55,7 +58,7 @@ def measure_lists(device: str, times: OperatorTimes, reference: HostReference) -
     """``a`` under every prefix and ``b`` under ``<prefix> parameter`` of seconds = a + b n."""
     bench = _Bench(device, times, reference, FEW_LAYERS)
     found: dict[str, HostRecord] = {}
-    for prefix in (ZERO_GRAD, CLIP, SCALER, *IMPLEMENTATIONS):
+    for prefix in (ZERO_GRAD, CLIP, SCALER, SCALE, *IMPLEMENTATIONS):
         found |= _measure_line(prefix, bench)
     return found
 
@@ -73,8 +76,8 @@ def measure_trace_lists(
         for parameter in parameters
     ]
     prefixes = [ZERO_GRAD, optimizer_prefix(trace.workload)]
-    if any(segment.phase == CLIP for segment in trace.steady.segments):
-        prefixes.append(CLIP)
+    phases = {segment.phase for segment in trace.steady.segments}
+    prefixes += [prefix for prefix in (CLIP, SCALE) if prefix in phases]
     if trace.workload.get("precision") == "amp-fp16":
         prefixes.append(SCALER)
     calls = int(np.count_nonzero(trace.steady.kind == EventKind.CALL_ENTER))
@@ -145,6 +148,9 @@ def loop_of(prefix: str, parameters: list[nn.Parameter], device: str) -> Callabl
         return lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
     if prefix == SCALER:
         return _Scaled(parameters, device)
+    if prefix == SCALE:
+        stage: Any = SimpleNamespace(submod=nn.ModuleList([nn.ParameterList([each]) for each in parameters]))
+        return lambda: _PipelineStageBase.scale_grads(stage, 2)
     step: Callable[[], Any] = IMPLEMENTATIONS[prefix](parameters).step
     return step
 

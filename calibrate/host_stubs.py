@@ -180,7 +180,7 @@ def chained(parts: list[nn.Module], given: list[Any], before: Callable[[], None]
 def borrowed_leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
     """Leaves below these that are no parameters: results of stubs, and arguments."""
     found: list[torch.Tensor] = []
-    pending = [root.grad_fn for root in roots]
+    pending = [root.grad_fn for root in roots if root.grad_fn is not None]
     known = set(pending)
     while pending:
         node: Any = pending.pop()

@@ -166,12 +166,21 @@ class Watcher(TorchDispatchMode):
         return result
 
 
+def _run_backward(roots: list[torch.Tensor], seen: Seen) -> None:
+    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
 def observe(
-    function: Callable[[], Any], backward: bool = True, keeps_calls: bool = False, one_root: bool = True
+    function: Callable[[], Any],
+    backward: bool = True,
+    keeps_calls: bool = False,
+    one_root: bool = True,
+    run_backward: Callable[[list[torch.Tensor], Seen], None] = _run_backward,
 ) -> Seen:
     """Run it once, and its backward (from its first result, or from all), under observation.
 
-    keeps_calls: keep the arguments of operators, so that they can be repeated.
+    keeps_calls: keep the arguments of operators, so that they can be repeated. run_backward: given the results and what
+    was seen so far.
     """
     watcher = Watcher(keeps_calls)
     with watcher:
@@ -180,7 +189,7 @@ def observe(
         roots = differentiable(result)[: 1 if one_root else None]
         if backward and roots:
             watcher.watch(roots)
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            run_backward(roots, watcher.seen)
     return watcher.seen
 
 

@@ -14,7 +14,7 @@ from calibrate.own_contention import OwnKernel, collective_beside, own_kernels, 
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
@@ -53,7 +53,8 @@ def calibrate_interconnect(
     ranks : int
         Processes, each with a GPU; groups of 2 to as many are measured.
     scenarios : sequence of Scenario
-        Whose exact collectives over this interconnect to measure; and, on GPUs, whose largest kernels beside one.
+        Whose exact collectives and messages over this interconnect to measure; and, on GPUs, whose largest kernels
+        beside a collective.
     budget_s : float, optional
         Seconds for timing collectives, :data:`BUDGET_S` if left out; sizes of the ladder that do not fit in are left
         out. With 0 nothing but the scenarios' own collectives is measured, whatever they take, and their kernels
@@ -181,21 +182,31 @@ class _Sent(NamedTuple):
 
 
 def _sent_over(scenario: Scenario, name: str, ranks: int, nodes: int, allow_import: bool) -> _Sent | None:
-    """The scenario over so many nodes; of its collectives those that use the wires between these. None without any."""
-    dp = scenario.parallelism.dp
-    if scenario.hardware.interconnect not in (name, None) or dp == 1:
+    """The scenario over so many nodes; of its collectives those that use the wires between these. None without any.
+
+    Messages are asked for one way and both ways: versions of torch differ in which of them they batch.
+    """
+    in_all = scenario.parallelism.ranks
+    if scenario.hardware.interconnect not in (name, None) or in_all == 1:
         return None
     programs = [each.program for each in rank_programs(scenario, allow_import)]
-    found = [collective for program in programs for collective in program.collectives]
+    found: list[Collective] = []
+    for collective in (each for program in programs for each in program.collectives):
+        kinds = MESSAGES if collective.kind in MESSAGES else (collective.kind,)
+        found += [collective._replace(kind=kind) for kind in kinds]
     if nodes > 1:
-        per_node = max(min(dp, ranks) // nodes, 1)
+        per_node = max(min(in_all, ranks) // nodes, 1)
         found = [each for each in found if not stays_in_a_node(*each.among, per_node)]
     return _Sent(scenario, programs[0], found) if found else None
 
 
 def _own_kernels(sent: _Sent, profile: Profile) -> tuple[OwnKernel, ...]:
-    """None, and a note, if the profile does not know what the scenario's kernels take."""
+    """None, and a note, if the profile does not know what the scenario's kernels take; none of one that only sends
+    messages, beside which kinds of kernels are measured.
+    """
     scenario, program, collectives = sent
+    if all(each.kind in MESSAGES for each in collectives):
+        return ()
     collective = collective_beside(scenario, {each.kind for each in collectives})
     try:
         costs = kernel_costs(program.operations, profile, scenario.matmul_tf32)

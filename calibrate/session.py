@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,11 +22,13 @@ from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, find_base
+from perfmodel.program.pipeline.programs import parts_of_ranks
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
+from perfmodel.workload.trace_store import get_part_trace
 
 BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration
 KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
@@ -37,7 +39,19 @@ POWER, WAITING = "power", "waiting"  # stages that --only may name
 SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
 SAME_MACHINE = (*SAME_DEVICE, "cpu")
 
-Wanted = list[tuple[Scenario, Trace, list[Job]]]  # with all jobs of the trace
+
+class _WantedScenario(NamedTuple):
+    """jobs: of all ranks. traces: whose modules and loops over parameters to measure on the host: the step's, or those
+    of the parts of a pipeline. ranks: whose loops alone: of ranks that have several such parts.
+    """
+
+    scenario: Scenario
+    jobs: list[Job]
+    traces: list[Trace]
+    ranks: list[Trace]
+
+
+Wanted = list[_WantedScenario]
 
 
 def calibrate(
@@ -153,10 +167,15 @@ def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
     return Draft(output, profile, kernels=dict(known.kernels))
 
 
-def _wanted(scenario: Scenario, allow_import: bool) -> tuple[Scenario, Trace, list[Job]]:
+def _wanted(scenario: Scenario, allow_import: bool) -> _WantedScenario:
     programs = [each.program for each in rank_programs(scenario, allow_import)]
     jobs = (each for program in programs for each in program_jobs(program, scenario.matmul_tf32))
-    return scenario, programs[0].trace, missing(jobs, ())
+    distinct = missing(jobs, ())
+    if scenario.parallelism.pp is None:
+        return _WantedScenario(scenario, distinct, [programs[0].trace], [])
+    parts = dict.fromkeys(part for of_rank in parts_of_ranks(scenario) for part in of_rank)
+    traces = {id(trace): trace for trace in (get_part_trace(scenario, *part) for part in parts)}
+    return _WantedScenario(scenario, distinct, list(traces.values()), [program.trace for program in programs])
 
 
 def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:
@@ -289,14 +308,15 @@ class _Session:
     # exact keys
 
     def _scenarios(self, bench: Bench, wanted: Wanted) -> None:
-        for scenario, trace, jobs in wanted:
+        for scenario, jobs, traces, ranks in wanted:
             began_s = time.monotonic()
             new = missing(jobs, self.draft.kernels)
             if new and not self._is_warm:
                 self._soak(bench, SHORT_SOAK_S)
             time_jobs(bench, new, self.draft, self.progress, f"scenario {scenario.name}")
             kernels_s = time.monotonic() - began_s
-            found = self._host_of(scenario, trace)
+            found = sum(self._host_of(scenario, trace) for trace in traces)
+            found += sum(self._host_of(scenario, trace, has_modules=False) for trace in ranks)
             host_s = time.monotonic() - began_s - kernels_s
             self._lines.append(
                 f"scenario {scenario.name}: {len(new)} of {len(jobs)} kernel keys were new,"
@@ -304,15 +324,21 @@ class _Session:
             )
             self._note("scenarios_s", {scenario.name: round(kernels_s + host_s, 3)})
 
-    def _host_of(self, scenario: Scenario, trace: Trace) -> int:
-        """Measure host costs that are the scenario's own. Returns how many were new."""
-        from calibrate.host import measure_host_keys
+    def _host_of(self, scenario: Scenario, trace: Trace, has_modules: bool = True) -> int:
+        """Measure host costs that are the scenario's own. Returns how many were new.
+
+        has_modules: or else only its loops over parameters.
+        """
+        from calibrate.host import measure_host_keys, measure_host_lists
 
         self.progress.stage(f"scenario {scenario.name}, host", None)
         known = self.draft.profile.host
         try:
-            own_batch = self._host_decides(scenario, trace)
-            found = measure_host_keys(trace, scenario.precision, self.device, known, self._allow_import, own_batch)
+            if has_modules:
+                own_batch = self._host_decides(scenario, trace)
+                found = measure_host_keys(trace, scenario.precision, self.device, known, self._allow_import, own_batch)
+            else:
+                found = measure_host_lists(trace, self.device, known)
         except RuntimeError as error:
             self._lines.append(f"scenario {scenario.name}: its own host costs were not measured: {failure(error)}")
             return 0
@@ -337,7 +363,7 @@ class _Session:
     def _again(self, bench: Bench, only: Sequence[str], wanted: Wanted) -> None:
         if WAITING in only and self.device != "cuda":
             raise PerfModelError(f"--only waiting must be given with --device cuda (got {self.device}). Leave it out.")
-        known = [*self.draft.jobs.values(), *(item for _, _, jobs in wanted for item in jobs)]
+        known = [*self.draft.jobs.values(), *(item for each in wanted for item in each.jobs)]
         jobs = chosen(known, [key for key in only if key not in (POWER, WAITING)])
         self._soak(bench, SHORT_SOAK_S)
         time_jobs(bench, jobs, self.draft, self.progress, "again")

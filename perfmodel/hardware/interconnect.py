@@ -74,6 +74,8 @@ class CallRecord(_Section):
         broadcast async again, wait again      right after one like it, as in a row of them
         isend, irecv, batch_isend_irecv        of a batch of one each; the making of their P2POp included; ``... wait``:
                                                for what it began; ``... again``, ``... wait again``: likewise
+        pp forward, pp backward                what torch's stage and schedule add to a micro-batch, its messages apart;
+                                               also pp backward_input, pp backward_weight
         ddp forward, ddp parameter, ddp bucket what DDP adds to a step, for each parameter, for each bucket
         fsdp forward group                     what fully_shard adds to the forward of a group that it gathers, its
                                                launches and collective included; ``... parameter``: for each of these

@@ -16,6 +16,7 @@ from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
 from perfmodel.hardware.profile import Device, HostRecord, Profile, find_profile, load_profile, save_profile
+from perfmodel.workload import families
 from perfmodel.workload.scenario import Scenario
 
 
@@ -182,6 +183,55 @@ def test_no_budget_leaves_what_scenarios_send(path: Path, asked: list[tuple[Requ
         PerfModelError, match=r"--budget 0 leaves only what scenarios send over gloo .* \(got nothing\)"
     ):
         calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=0)
+
+
+def cut_scenario(**hardware: str) -> Scenario:
+    sections = {
+        "batch": {"size": 8, "sequence_length": 4},
+        "precision": "bf16",
+        "parallelism": {"pp": {"stages": 2, "micro_batches": 4}},
+        "hardware": {"profile": "cpu.json", "gpus": 2, **hardware},
+    }
+    return Scenario.model_validate(ddp_scenario().model_dump(exclude=set(sections)) | sections)
+
+
+@pytest.mark.parametrize(("budget_s", "stages"), [(None, interconnect_session.GENERAL), (0, ())])
+def test_messages_of_a_pipeline_are_asked_for_in_both_forms(
+    path: Path, asked: list[tuple[Request, float]], budget_s: float | None, stages: tuple[str, ...]
+) -> None:
+    """Hidden states of a micro-batch of two samples, and their gradients, which are as large."""
+    scenario = cut_scenario()
+    model = families.resolved(scenario.model)
+    calibrate_interconnect(path, "gloo", "cpu", 4, [scenario], budget_s=budget_s)
+    ((request, _),) = asked
+    size_bytes = 2 * 4 * model.width * 2
+    assert set(request.exact) == {(kind, "bfloat16", size_bytes, 2) for kind in ("send_recv", "exchange")}
+    assert (len(request.exact), request.stages) == (2, stages)
+
+
+def test_a_pipeline_over_another_interconnect_asks_for_nothing(path: Path, asked: list[tuple[Request, float]]) -> None:
+    calibrate_interconnect(path, "gloo", "cpu", 2, [cut_scenario(interconnect="nvlink")])
+    ((request, _),) = asked
+    assert request.exact == ()
+
+
+def test_kernels_of_a_pipeline_are_not_measured_beside_a_collective(
+    h200: Path, asked: list[tuple[Request, float]]
+) -> None:
+    calibrate_interconnect(h200, "nvlink", "cuda", 2, [cut_scenario()])
+    ((request, _),) = asked
+    assert (request.own, {kind for kind, *_ in request.exact}) == ((), {"send_recv", "exchange"})
+
+
+def test_messages_of_a_pipeline_are_measured_without_a_budget(path: Path) -> None:
+    calibrate_interconnect(path, "gloo", "cpu", 2, [cut_scenario()], budget_s=0)
+    found = load_profile(path).interconnects["gloo"]
+    assert [key.split()[:3] for key in sorted(found.collectives)] == [
+        ["exchange", "2", "bfloat16"],
+        ["send_recv", "2", "bfloat16"],
+    ]
+    assert all(record.time_s and record.origin == "scenario" for record in found.collectives.values())
+    assert found.host == {}
 
 
 def sharded_scenario(profile: str) -> Scenario:

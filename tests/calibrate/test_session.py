@@ -25,6 +25,7 @@ from perfmodel.hardware.profile import (
     load_profile,
 )
 from perfmodel.program.program import single_device_program
+from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
 from tests.calibrate.operations import op, t
@@ -126,6 +127,41 @@ def test_a_scenario_adds_its_keys_to_the_same_profile(tmp_path: Path, monkeypatc
     timed = counted(monkeypatch)
     session.calibrate(path, "cpu", [scenario()], progress=False)
     assert timed == []
+
+
+def test_kernels_and_host_keys_of_all_parts_of_a_pipeline_are_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel once; each part's modules, and the loops of each rank."""
+    section = {"stages": 2, "micro_batches": 2, "virtual_stages": 2, "schedule": "zbv-zero-bubble"}
+    changes = {"batch": {"size": 2, "sequence_length": 4}, "model": {"family": "gpt", "size": "tiny", "layers": 4}}
+    hardware = {"profile": "x", "gpus": 2}
+    cut = Scenario.model_validate({"name": "cut", **changes, "parallelism": {"pp": section}, "hardware": hardware})
+    known = {"reference": HostRecord(time_s=1e-3)}
+    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: known)
+    asked: list[tuple[str, Any, Any]] = []
+
+    def keys(trace: Any, precision: str, device: str, known: Any, *_: Any) -> dict[str, HostRecord]:
+        asked.append(("keys", trace.workload["part"]["blocks"][1], len(trace.parameters)))
+        return {f"forward {len(asked)}": HostRecord(time_s=1e-6)}
+
+    def lists(trace: Any, device: str, known: Any) -> dict[str, HostRecord]:
+        asked.append(("lists", None, len(trace.parameters)))
+        return {f"zero_grad {len(asked)}": HostRecord(time_s=1e-6)}
+
+    monkeypatch.setattr("calibrate.host.measure_host_keys", keys)
+    monkeypatch.setattr("calibrate.host.measure_host_lists", lists)
+    timed = counted(monkeypatch)
+    profile = session.calibrate(tmp_path / "p.json", "cpu", [cut], budget_s=0, progress=False)
+    wanted = {item.key for each in rank_programs(cut) for item in program_jobs(each.program, cut.matmul_tf32)}
+    assert wanted <= set(profile.kernels)
+    assert any(key.startswith("aten.div_.Tensor") for key in wanted)  # of the gradients
+    assert len([key for key in timed if key in wanted]) == len(wanted)
+    blocks = [count for kind, count, _ in asked if kind == "keys"]
+    assert (len(asked), blocks) == (5, [1, 1, 1])  # the two parts in the middle are alike
+    sizes = [count for _, _, count in asked]
+    assert sizes[3:] == [sizes[0] + sizes[1], 2 * sizes[2]]  # the first rank has the first part and the last
+    assert set(profile.host) == {"reference", *(f"forward {i}" for i in (1, 2, 3)), "zero_grad 4", "zero_grad 5"}
 
 
 def test_without_budget_there_is_no_grid(tmp_path: Path) -> None:
