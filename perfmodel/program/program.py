@@ -67,13 +67,10 @@ class Collective(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one rank sends to another. name: the same for both, and no other's in a step. is_buffered: it fits into what
-    the library keeps between the two, so that the sender does not wait for the receiver.
-    """
+    """What one rank sends to another. name: the same for both, and no other's in a step."""
 
     name: str
     is_send: bool
-    is_buffered: bool = False
 
 
 class Inserted(NamedTuple):

@@ -71,7 +71,7 @@ class Item:
     @property
     def met_s(self) -> float:
         """When its messages have arrived; infinity while that is not known."""
-        return max(meeting.end_s(side) for meeting, side in self.meetings)
+        return max(meeting.end_s for meeting, _ in self.meetings)
 
 
 @dataclass

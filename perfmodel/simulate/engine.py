@@ -208,7 +208,7 @@ class _Rank:
         for message in self._exchanges[exchange - 1]:
             side = SENDER if message.is_send else RECEIVER
             name = (self._step, message.name)
-            found.append((self._world.meeting(name, side, self._rank, duration_s, message.is_buffered), side))
+            found.append((self._world.meeting(name, side, self._rank, duration_s), side))
         return tuple(found)
 
     def _communicate_between(self, group: str) -> None:

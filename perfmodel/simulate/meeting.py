@@ -22,13 +22,10 @@ Clock = Generator[float, None, None]  # what a rank does; each time that it yiel
 
 @dataclass
 class Meeting:
-    """One message. duration_s: from when both are there. is_buffered: a sender ends without its receiver, who finds the
-    message in the library's buffers. ranks, arrived_s: of sender and receiver.
-    """
+    """One message. duration_s: from when both are there. ranks, arrived_s: of sender and receiver."""
 
     world: World
     duration_s: float
-    is_buffered: bool = False
     ranks: list[int] = field(default_factory=lambda: [-1, -1])
     arrived_s: list[float] = field(default_factory=lambda: [math.inf, math.inf])
 
@@ -42,10 +39,9 @@ class Meeting:
         """From when it moves; infinity while one is missing."""
         return max(self.arrived_s)
 
-    def end_s(self, side: int) -> float:
-        """Of what this side does; infinity while it is not known."""
-        if side == SENDER and self.is_buffered:
-            return self.arrived_s[SENDER] + self.duration_s
+    @property
+    def end_s(self) -> float:
+        """Infinity while it is not known."""
         return self.moves_s + self.duration_s
 
 
@@ -62,11 +58,11 @@ class World:
         self._next_s = [0.0] * ranks
         self._half: dict[Hashable, Meeting] = {}  # that only one side has asked for
 
-    def meeting(self, key: Hashable, side: int, rank: int, duration_s: float, is_buffered: bool = False) -> Meeting:
+    def meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Meeting:
         """The message of this name. It takes as long as the side says for which it takes longer."""
         known = self._half.pop(key, None)
         if known is None:
-            known = self._half[key] = Meeting(self, duration_s, is_buffered)
+            known = self._half[key] = Meeting(self, duration_s)
         known.duration_s = max(known.duration_s, duration_s)
         known.ranks[side] = rank
         return known

@@ -64,8 +64,8 @@ def run(
     return simulate_together([program for program, *_ in ranks], works, launch)
 
 
-def send(name: str, is_buffered: bool = False) -> tuple[Message, ...]:
-    return (Message(name, True, is_buffered),)
+def send(name: str) -> tuple[Message, ...]:
+    return (Message(name, True),)
 
 
 def receive(name: str) -> tuple[Message, ...]:
@@ -87,9 +87,6 @@ def test_a_message_moves_once_both_are_there() -> None:
     second = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[receive("a")])
     times = run((first, [10.0, 5.0], [3.0]), (second, [25.0, 5.0], [3.0]))
     assert times[0].synced_step_time_s == near(33.0)
-    buffered = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[send("a", is_buffered=True)])
-    (each, _) = run((buffered, [10.0, 5.0], [3.0]), (second, [25.0, 5.0], [3.0]))
-    assert each.start_s[1] - each.end_s[0] == near(3.0)  # the sender does not wait for the receiver
 
 
 def test_computing_goes_on_beside_a_receive_that_waits() -> None:
@@ -121,7 +118,7 @@ def test_messages_both_ways_end_together() -> None:
 def test_ranks_say_when_they_began_and_what_they_exchanged() -> None:
     # The last of 4 steps begins when the launch queue has room, as the second one starts: after 25 s, and after 15 s.
     posts = (*post(0, 0), *post(1, 2))
-    slow = rank(2, (1, posts), exchanges=[send("a", True), send("b", True)])
+    slow = rank(2, (1, posts), exchanges=[send("a"), send("b")])
     fast = rank(2, (1, posts), exchanges=[receive("a"), receive("b")])
     times = run((slow, [20.0, 5.0], [1.0, 1.0]), (fast, [10.0, 5.0], [1.0, 1.0]), launch=Launch(queue_depth=4))
     assert [each.began_s for each in times] == [near(10.0), 0.0]
@@ -166,14 +163,13 @@ def test_ranks_that_wait_for_each_other_for_ever_are_named() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=6),
-    st.booleans(),
 )
-def test_a_pair_in_lockstep_is_a_recurrence(rounds: list[tuple[int, int, int]], is_buffered: bool) -> None:
+def test_a_pair_in_lockstep_is_a_recurrence(rounds: list[tuple[int, int, int]]) -> None:
     """Each round both compute, then the first sends and the second awaits it before its next kernel."""
     count = len(rounds)
     sends = [(at + 1, post(at, 2 * at)) for at in range(count)]
     receives = [(at + 1, (*post(at, 2 * at), Inserted(WAIT, 2 * at + 1))) for at in range(count)]
-    first = rank(count, *sends, exchanges=[send(str(at), is_buffered) for at in range(count)])
+    first = rank(count, *sends, exchanges=[send(str(at)) for at in range(count)])
     second = rank(count, *receives, exchanges=[receive(str(at)) for at in range(count)])
     message_s = [float(each) for *_, each in rounds]
     found = synced(
@@ -185,7 +181,7 @@ def test_a_pair_in_lockstep_is_a_recurrence(rounds: list[tuple[int, int, int]], 
         ours, theirs = ours + first_s, theirs + second_s
         sent = max(ours, wire)
         theirs = max(sent, theirs) + moving_s
-        wire = sent + moving_s if is_buffered else theirs
+        wire = theirs
     assert found == pytest.approx(max(ours, theirs, wire), abs=1e-3)
 
 

@@ -11,6 +11,7 @@ trained by itself.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ NAMES = {
 }
 
 
-class Part(nn.Module):
+class Part(nn.Module, ABC):
     """Some blocks in a row, under the names that they have in the whole module, behind the embeddings in the first part
     and before the head in the last.
 
@@ -74,13 +75,13 @@ class Part(nn.Module):
                 return self.leave(x)
         return x.to(self.dtype)
 
+    @abstractmethod
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         """Hidden states of tokens (in the first part) or as they come, and what every block is called with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Logits of the last block's hidden states."""
-        raise NotImplementedError
 
 
 class _Gpt(Part):
