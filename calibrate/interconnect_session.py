@@ -23,6 +23,8 @@ from perfmodel.workload.scenario import Scenario
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget
+GROUP = "group of "  # begins the names of the stages that connect groups and time their collectives
+OF_GPUS = ("contention", "transfers")
 GENERAL = ("calls", "collective calls", "collectives", "p2p", "contention", "transfers")
 
 
@@ -88,7 +90,7 @@ def calibrate_interconnect(
     profile = load_profile(output)
     before = profile.interconnects.get(name)
     if only:
-        _check_only(only, name, before, scenarios, budget_s)
+        _check_only(only, name, device, before, scenarios, budget_s)
     reference = profile.host.get("reference")
     hosts = max(nodes_of(name), nodes)
     every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
@@ -125,7 +127,7 @@ def calibrate_interconnect(
     if found is None:  # rank 0, which writes the profile, is on another machine
         return None
     earlier_s = profile.provenance.get("interconnects_s", {}).get(name, {}) if only else {}
-    interconnect, stages_s = _again(before, found, only), earlier_s | found.stages_s
+    interconnect, stages_s = _again(before, found, only), earlier_s | _asked_s(found, only)
     profile = merged(profile, name, interconnect, found.transfers)
     if found.topology is not None and not only:
         profile = profile.model_copy(update={"topology": found.topology})
@@ -144,13 +146,20 @@ def calibrate_interconnect(
 
 
 def _check_only(
-    only: Sequence[str], name: str, before: Interconnect | None, scenarios: Sequence[Scenario], budget_s: float | None
+    only: Sequence[str],
+    name: str,
+    device: str,
+    before: Interconnect | None,
+    scenarios: Sequence[Scenario],
+    budget_s: float | None,
 ) -> None:
     for stage in only:
         if stage not in GENERAL:
             raise PerfModelError(
                 f"--only must name a stage of an interconnect (got {stage!r}). {did_you_mean(stage, GENERAL)}"
             )
+        if device == "cpu" and stage in OF_GPUS:
+            raise PerfModelError(f"--only {stage} must be given with --device cuda (got cpu). Leave it out.")
     if before is None:
         raise PerfModelError(
             f"--only must be given for an interconnect that the profile has (got {name}, which it has not). Measure "
@@ -166,11 +175,22 @@ def _again(before: Interconnect | None, found: Measured, only: Sequence[str]) ->
     now = found.interconnect
     if before is None or not only:
         return now
-    again = {stage: {"again_at": now.provenance.get("measured_at")} for stage in only}
+    again = {stage: {"again_at": now.provenance.get("measured_at")} for stage in only if _has_run(stage, found)}
     kept = ("environment", "nodes", "communicator_bytes")
     return now.model_copy(
         update={name: getattr(before, name) for name in kept} | {"provenance": before.provenance | again}
     )
+
+
+def _has_run(stage: str, found: Measured) -> bool:
+    """Collectives are timed group by group."""
+    return any(name.startswith(GROUP) for name in found.stages_s) if stage == "collectives" else stage in found.stages_s
+
+
+def _asked_s(found: Measured, only: Sequence[str]) -> dict[str, float]:
+    """Seconds of the stages, without those that only connected groups for one that was asked for alone."""
+    connects = bool(only) and "collectives" not in only
+    return {name: each_s for name, each_s in found.stages_s.items() if not (connects and name.startswith(GROUP))}
 
 
 class _Sent(NamedTuple):

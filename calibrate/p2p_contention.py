@@ -64,13 +64,17 @@ class MessageContention(ContentionBench):
             calls = kernels(self.device)
             wires = [self._wire(wanted) for wanted in messages(self._short_s())]
             alone_s = {name: self._each_alone_s(call) for name, call in calls.items()}
-            for turn in _turns(list(calls), *wires):
+            turns = list(_turns(list(calls), *wires))
+            for turn in turns:
                 if self._largest(time.perf_counter() - began_s) > budget_s:
                     break
                 rank = int(turn.role != "send")
                 pair = self._of_one(rank, turn, calls[turn.kernel], alone_s[turn.kernel][rank])
                 if pair is not None:
                     found[turn.key] = pair
+            if len(found) < len(turns) and dist.get_rank(self.group) == 0:
+                missing = ", ".join(turn.key for turn in turns if turn.key not in found)
+                print(f"not measured beside messages, for time or since the host was late: {missing}", flush=True)
         return found
 
     def _each_alone_s(self, run: Callable[[], Any]) -> tuple[float, float]:

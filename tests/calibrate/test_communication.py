@@ -114,7 +114,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, float]]:
         if request.nodes > 1:  # as where rank 0 is not
             return None
         kept.write_text("{}")
-        return Measured(Interconnect(backend="gloo", provenance={"measured_at": "now"}), {}, {"calls": 1.5})
+        return Measured(
+            Interconnect(backend="gloo", provenance={"measured_at": "now"}), {}, {"group of 2": 0.5, "calls": 1.5}
+        )
 
     monkeypatch.setattr(interconnect_session, "measure", measure)
     return asked
@@ -132,7 +134,7 @@ def test_an_interconnect_is_added_to_a_profile(path: Path, asked: list[tuple[Req
     calibrate_interconnect(path, "gloo", "cpu", 2, [ddp_scenario()])
     found = load_profile(path)
     assert (list(found.interconnects), found.interconnect, found.gpus) == (["gloo"], "gloo", 2)
-    assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5}}
+    assert found.provenance["interconnects_s"] == {"gloo": {"group of 2": 0.5, "calls": 1.5}}
     ((request, _),) = asked
     assert request.reference_s == 0.003
     assert request.stages == interconnect_session.GENERAL
@@ -301,23 +303,27 @@ def test_a_stage_alone_leaves_the_rest_and_says_when(path: Path, asked: list[tup
     known = load_profile(path)
     update = {"provenance": {"cpu": "a", "measured_at": "then"}, "communicator_bytes": {"2": 5}}
     wires = known.interconnects["gloo"].model_copy(update=update)
-    stages = {"interconnects_s": {"gloo": {"calls": 2.5, "transfers": 3.0}}}
+    stages = {"interconnects_s": {"gloo": {"calls": 2.5, "group of 2": 9.0, "transfers": 3.0}}}
     save_profile(known.model_copy(update={"interconnects": {"gloo": wires}, "provenance": stages}), path)
-    calibrate_interconnect(path, "gloo", "cpu", 2, only=["calls", "collectives"])  # whose time has other names
+    calibrate_interconnect(path, "gloo", "cpu", 2, only=["calls", "p2p"])  # of which p2p does not come to run
     (_, (request, _)) = asked
-    assert (request.stages, request.exact, request.own) == (("calls", "collectives"), (), ())
+    assert (request.stages, request.exact, request.own) == (("calls", "p2p"), (), ())
     found = load_profile(path)
-    assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5, "transfers": 3.0}}
+    assert found.provenance["interconnects_s"] == {"gloo": {"calls": 1.5, "group of 2": 9.0, "transfers": 3.0}}
     assert found.interconnects["gloo"].communicator_bytes == {"2": 5}
-    again = {"again_at": "now"}
     provenance = found.interconnects["gloo"].provenance
-    assert provenance == {"cpu": "a", "measured_at": "then", "calls": again, "collectives": again}
+    assert provenance == {"cpu": "a", "measured_at": "then", "calls": {"again_at": "now"}}
+    calibrate_interconnect(path, "gloo", "cpu", 2, only=["collectives"])  # group by group
+    found = load_profile(path)
+    assert found.interconnects["gloo"].provenance["collectives"] == {"again_at": "now"}
+    assert found.provenance["interconnects_s"]["gloo"]["group of 2"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("only", "known", "options", "expected"),
     [
         (["cals"], True, {}, r"--only must name a stage of an interconnect \(got 'cals'\)\. Did you"),
+        (["contention"], True, {}, r"--only contention must be given with --device cuda \(got cpu\)"),
         (["calls"], False, {}, r"that the profile has \(got gloo, which it has not\)\. Measure all of it first"),
         (["calls"], True, {"scenarios": [None]}, r"--only must be given without --scenario \(got both\)"),
         (["calls"], True, {"budget_s": 0}, r"--only must be given without --budget 0 \(got both\)"),
