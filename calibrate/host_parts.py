@@ -107,7 +107,12 @@ class PartStep(TrainingStep):
 def backward_input(
     roots: list[torch.Tensor], gradients: list[Any], inputs: list[torch.Tensor], parameters: Iterable[nn.Parameter]
 ) -> list[dict[str, Any]]:
-    """torch's first half. Returns what the second one needs; the roots lose their history."""
+    """torch's first half. Returns what the second one needs; the roots lose their history.
+
+    Nothing is to be done without inputs, which torch 2.11 refuses.
+    """
+    if not inputs:
+        return []
     roots = [root.clone() if root.is_leaf or root._is_view() else root for root in roots]  # others lose it in place
     groups: list[dict[str, Any]]
     _, groups = stage_backward_input(roots, gradients, inputs, iter(parameters))

@@ -50,10 +50,13 @@ LEAD_IN_STEPS = 2  # before the one whose computing is written down
 _made = itertools.count()  # pipelines of this process; every rank makes the same ones in the same order
 
 
-def own_parts(scenario: Scenario, rank: int) -> nn.ModuleDict:
-    """The rank's parts of the model, by stage, in host memory; all ranks' random numbers must be in the same state."""
+def own_parts(scenario: Scenario, rank: int, device: torch.device) -> nn.ModuleDict:
+    """The rank's parts of the model, by stage, on a device that holds all of it for a moment.
+
+    All ranks' random numbers must be in the same state.
+    """
     section = pipeline_of(scenario)
-    with torch.device("cpu"):
+    with device:
         parts = cut(build_module(scenario), scenario)
     numbers = stages_of(section.schedule, section.stages, section.virtual_stages)[rank]
     return nn.ModuleDict({str(number): parts[number] for number in numbers})

@@ -193,7 +193,7 @@ def _build(
     if is_pipeline:
         from validate import pipelines
 
-        module: nn.Module = pipelines.own_parts(scenario, ranks.rank)
+        module: nn.Module = pipelines.own_parts(scenario, ranks.rank, device)
     else:
         with torch.device(device):
             module = build_module(scenario, allow_import)

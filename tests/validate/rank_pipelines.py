@@ -49,7 +49,7 @@ def scenario(name):
 
 def parts_of(name, rank):
     torch.manual_seed(0)
-    return own_parts(scenario(name), rank)
+    return own_parts(scenario(name), rank, CPU)
 
 
 def one_step(name, rank, ranks):
