@@ -87,6 +87,7 @@ class Found:
     host: dict[str, Any] = field(default_factory=dict)
     contention: dict[str, Any] = field(default_factory=dict)
     own_contention: dict[str, dict[str, Any]] = field(default_factory=dict)
+    messages_ahead: dict[int, int] = field(default_factory=dict)
     transfers: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     topology: str | None = None
@@ -171,6 +172,7 @@ def measured_in(path: Path, request: Request) -> Measured:
             "message_couplings": fit_message_couplings(contention),
             "own_contention": own,
             "own_couplings": fit_own_couplings(own),
+            "messages_ahead": found.messages_ahead,
         }
     )
     transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
@@ -320,7 +322,9 @@ class Worker:
         stage = MessageStage(
             self.ranks, bench, asked.device, asked.reference_s, self._most_bytes, self._left_s, asked.passes
         )
-        for section, records in stage.run()._asdict().items():
+        sections = stage.run()._asdict()
+        self.found.messages_ahead = sections.pop("messages_ahead")
+        for section, records in sections.items():
             getattr(self.found, section).update({key: each.model_dump() for key, each in records.items()})
 
     def _contention(self) -> None:

@@ -38,6 +38,7 @@ def merged(
                 "message_couplings": _by_role(before.message_couplings, interconnect.message_couplings),
                 "own_contention": before.own_contention | interconnect.own_contention,
                 "own_couplings": before.own_couplings | interconnect.own_couplings,
+                "messages_ahead": interconnect.messages_ahead or before.messages_ahead,
                 "rerun_spread": before.rerun_spread if apart is None else apart,
             }
         )

@@ -1,5 +1,5 @@
 """Messages between two ranks, as pipelines send them: what they take, what their calls and a pipeline's own cost the
-host, and how they and kernels slow each other.
+host, how many go ahead of their receiver, and how they and kernels slow each other.
 
 One way is isend and irecv, each on the stream of a communicator that the library makes for the two ranks; both ways is
 one batch of them (``exchange``), on the stream of the group's own. All of it takes about 20 s.
@@ -45,6 +45,7 @@ class FoundMessages(NamedTuple):
     collectives: dict[str, CollectiveRecord]
     host: dict[str, CallRecord]
     contention: dict[str, ContentionRecord]
+    messages_ahead: dict[int, int]
 
 
 class MessageStage:
@@ -81,7 +82,7 @@ class MessageStage:
         self._turns_left = passes + 1 if passes > 1 else 1
         wanted = {Wanted(kind, 2, "float32", size_bytes): "grid" for kind, size_bytes in message_grid(most_bytes)}
         self._sweeps = None if bench is None else Sweeps(bench, wanted)
-        self._found = FoundMessages({}, {}, {})
+        self._found = FoundMessages({}, {}, {}, {})
 
     def run(self) -> FoundMessages:
         """The passes over the sizes lie apart in time."""
@@ -96,8 +97,10 @@ class MessageStage:
         for _ in range(self._passes - 1):
             self._sweep()
         if self._bench is not None and self._device == "cuda":
+            from calibrate.p2p_ahead import messages_ahead
             from calibrate.p2p_contention import MessageContention
 
+            self._found.messages_ahead.update(messages_ahead(self._bench.group))
             self._found.contention.update(MessageContention(self._bench.group).message_records(PAIRS_S))
         if self._passes > 1:
             self._sweep(only_disputed=True)

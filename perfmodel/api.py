@@ -9,7 +9,7 @@ from math import hypot
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost, collective_cost
+from perfmodel.cost.collectives import CollectiveCost, ahead_share, collective_cost
 from perfmodel.cost.contention import Slowdown, beside_message, slowdowns
 from perfmodel.cost.groups import Route, route_of
 from perfmodel.cost.host import host_costs, host_slowness, host_spread, paced_by_host
@@ -164,6 +164,9 @@ class _Step:
             program, costs, operation, self._duration_s, wires, matmul_tf32=scenario.matmul_tf32, exact=exact
         )
         self._waiting = self._while_waiting(operation, exact)
+        self._ahead = np.array(
+            [ahead_share(each.size_bytes, wire) for each, wire in zip(program.collectives, wires, strict=True)]
+        )
         stream = program.instructions.stream[positions]
         beside = dict.fromkeys(operation[stream != COMPUTE].tolist())
         tail_s = self._slowdowns[0].tail_s if self._slowdowns else None
@@ -206,6 +209,7 @@ class _Step:
             self._slowdowns,
             self._sharing,
             self._waiting,
+            self._ahead,
         )
 
     @property

@@ -19,7 +19,7 @@ growing with the steps makes small messages of 4 ranks twice as slow as they are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, hypot, log2
+from math import ceil, hypot, inf, log2
 from typing import Literal, NamedTuple
 
 from perfmodel.cost.segments import Line, segment_time_s
@@ -138,6 +138,26 @@ def collective_cost(
     least_s = min(_measured_cost(kind, ranks, dtype, 1, interconnect, exact=False).time_s, found.time_s)
     time_s = least_s + (found.time_s - least_s) / factor
     return _cost(kind, ranks, size_bytes, time_s, found.spread, found.source)
+
+
+def ahead_share(size_bytes: int, interconnect: Interconnect) -> float:
+    """Of the room in which the library keeps messages for a receiver that has not come, the share that one of this size
+    takes; their senders need not wait while they take no more than 1. Infinity where that was not measured.
+
+        share = ceil(size n / B) / n        n: messages that were kept at most, B: bytes
+
+    Source: NCCL keeps 8 steps for each of two ranks' channels (src/include/device.h, ``NCCL_STEPS``), of which a
+    message takes whole ones.
+
+    >>> wires = Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 16384: 1, 32768: 0})
+    >>> [ahead_share(size_bytes, wires) for size_bytes in (1, 2048, 2049, 16384, 32768)]
+    [0.125, 0.125, 0.25, 1.0, 2.0]
+    """
+    messages = max(interconnect.messages_ahead.values(), default=0)
+    if messages == 0:
+        return inf
+    most_bytes = max(size * kept for size, kept in interconnect.messages_ahead.items())
+    return ceil(size_bytes * messages / most_bytes) / messages
 
 
 def measured_groups(kind: str, interconnect: Interconnect) -> list[int]:

@@ -67,10 +67,11 @@ class Collective(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What one rank sends to another. name: the same for both, and no other's in a step."""
+    """What one rank sends to another. name: the same for both, and no other's in a step. peer: the other rank."""
 
     name: str
     is_send: bool
+    peer: int
 
 
 class Inserted(NamedTuple):

@@ -66,12 +66,12 @@ class Item:
     @property
     def moves_s(self) -> float:
         """From when it does more than wait for another rank."""
-        return max((meeting.moves_s for meeting, _ in self.meetings), default=self.start_s)
+        return max((meeting.moves_s(side) for meeting, side in self.meetings), default=self.start_s)
 
     @property
     def met_s(self) -> float:
         """When its messages have arrived; infinity while that is not known."""
-        return max(meeting.end_s for meeting, _ in self.meetings)
+        return max(meeting.end_s(side) for meeting, side in self.meetings)
 
 
 @dataclass

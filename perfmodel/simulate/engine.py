@@ -204,11 +204,14 @@ class _Rank:
         exchange = self._b[position]
         if exchange == 0:
             return ()
-        duration_s, found = float(self.work.collective_s[number]), []
+        duration_s, share, found = float(self.work.collective_s[number]), float(self.work.ahead[number]), []
         for message in self._exchanges[exchange - 1]:
-            side = SENDER if message.is_send else RECEIVER
             name = (self._step, message.name)
-            found.append((self._world.meeting(name, side, self._rank, duration_s), side))
+            if message.is_send:
+                pair = (self._group[number], self._rank, message.peer)
+                found.append((self._world.send(name, self._rank, duration_s, pair, share), SENDER))
+            else:
+                found.append((self._world.receive(name, self._rank, duration_s), RECEIVER))
         return tuple(found)
 
     def _communicate_between(self, group: str) -> None:

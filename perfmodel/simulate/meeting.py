@@ -1,8 +1,9 @@
 """Messages between ranks that are simulated together, and who of them may go on.
 
-A message moves once sender and receiver are there. Until then neither knows when it will end, and may go on only as far
-as nothing that the other does can reach back: to the earliest time at which any of the others does anything more. The
-one who is furthest behind is always free to go on, so all come to their ends unless they wait for each other.
+A message moves once sender and receiver are there, or, on the sender's side, once there is room to keep it until the
+receiver comes. Until then neither knows when it will end, and may go on only as far as nothing that the other does can
+reach back: to the earliest time at which any of the others does anything more. The one who is furthest behind is always
+free to go on, so all come to their ends unless they wait for each other.
 
 Source of the rule: conservative simulation of discrete events (Chandy and Misra, 1979).
 """
@@ -10,39 +11,53 @@ Source of the rule: conservative simulation of discrete events (Chandy and Misra
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.errors import PerfModelError
 
 SENDER, RECEIVER = 0, 1
+ROUNDING = 1e-9  # of shares of the room for messages
 
 Clock = Generator[float, None, None]  # what a rank does; each time that it yields, it does no more before that time
 
 
 @dataclass
 class Meeting:
-    """One message. duration_s: from when both are there. ranks, arrived_s: of sender and receiver."""
+    """One message. duration_s: from when it moves. room: the message whose receiver makes room for it by coming, be it
+    its own; None if there is room anyway. frees: those for which this one's does. ranks, arrived_s: of sender and
+    receiver.
+    """
 
     world: World
     duration_s: float
+    room: Meeting | None = None
+    frees: list[Meeting] = field(default_factory=list)
     ranks: list[int] = field(default_factory=lambda: [-1, -1])
     arrived_s: list[float] = field(default_factory=lambda: [math.inf, math.inf])
 
     def arrive(self, side: int, time_s: float) -> None:
         self.arrived_s[side] = time_s
-        if self.moves_s < math.inf:
-            self.world.wake(self.ranks[1 - side], self.moves_s)
+        if side == SENDER:
+            self._wake(RECEIVER)
+        else:
+            for message in self.frees:
+                message._wake(SENDER)
 
-    @property
-    def moves_s(self) -> float:
-        """From when it moves; infinity while one is missing."""
-        return max(self.arrived_s)
+    def _wake(self, side: int) -> None:
+        if (moves_s := self.moves_s(side)) < math.inf:
+            self.world.wake(self.ranks[side], moves_s)
 
-    @property
-    def end_s(self) -> float:
+    def moves_s(self, side: int) -> float:
+        """From when this side does more than wait; infinity while that is not known."""
+        if side == RECEIVER:
+            return max(self.arrived_s)
+        return max(self.arrived_s[SENDER], self.room.arrived_s[RECEIVER] if self.room is not None else 0.0)
+
+    def end_s(self, side: int) -> float:
         """Infinity while it is not known."""
-        return self.moves_s + self.duration_s
+        return self.moves_s(side) + self.duration_s
 
 
 def alone(clock: Clock) -> None:
@@ -57,9 +72,29 @@ class World:
     def __init__(self, ranks: int) -> None:
         self._next_s = [0.0] * ranks
         self._half: dict[Hashable, Meeting] = {}  # that only one side has asked for
+        self._sent: dict[Hashable, deque[tuple[float, Meeting]]] = {}  # by pair, with what all so far took of the room
 
-    def meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Meeting:
-        """The message of this name. It takes as long as the side says for which it takes longer."""
+    def send(self, key: Hashable, rank: int, duration_s: float, pair: Hashable, share: float = math.inf) -> Meeting:
+        """The message of this name, sent after others of the pair. share: what it takes of the room that the pair has
+        for messages whose receiver has not come; of more than all of it, a part is kept.
+        """
+        message = self._meeting(key, SENDER, rank, duration_s)
+        sent = self._sent.setdefault(pair, deque())
+        so_far = (sent[-1][0] if sent else 0.0) + min(share, 1.0)
+        sent.append((so_far, message))
+        while sent[0][0] < so_far - 1 - ROUNDING:
+            sent.popleft()
+        if share > 1 or so_far > 1 + ROUNDING:
+            message.room = message if share > 1 else sent[0][1]
+            message.room.frees.append(message)
+        return message
+
+    def receive(self, key: Hashable, rank: int, duration_s: float) -> Meeting:
+        """The message of this name."""
+        return self._meeting(key, RECEIVER, rank, duration_s)
+
+    def _meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Meeting:
+        """It takes as long as the side says for which it takes longer."""
         known = self._half.pop(key, None)
         if known is None:
             known = self._half[key] = Meeting(self, duration_s)

@@ -36,7 +36,8 @@ class StepWork:
     every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
     seconds of each of the program's collectives alone. contends: whether it is known how these slow operators.
     slowdowns: by collective, if that is known, then by kind of side, then by collective while it waits for another
-    rank. side: what else is launched. waiting: index of the first of the last, None where waiting is as moving.
+    rank. side: what else is launched. waiting: index of the first of the last, None where waiting is as moving. ahead:
+    of each collective that is a message, the share it takes of the room for those whose receiver has not come.
     """
 
     position: np.ndarray
@@ -49,7 +50,8 @@ class StepWork:
     slowdowns: tuple[Slowdown, ...]
     contends: bool
     side: SideWork
-    waiting: int | None = None
+    waiting: int | None
+    ahead: np.ndarray
 
     @property
     def launched_kernels(self) -> int:
@@ -116,6 +118,7 @@ def step_work(
     slowdowns: tuple[Slowdown, ...] = (),
     beside_slowdowns: Mapping[int, Slowdown] | None = None,
     waiting_slowdowns: tuple[Slowdown, ...] = (),
+    ahead: np.ndarray | None = None,
 ) -> StepWork:
     """Columns of a step.
 
@@ -123,6 +126,7 @@ def step_work(
     instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch; those of
     launches on other streams are not used. beside_slowdowns: likewise, by distinct operation of other streams.
     waiting_slowdowns: as slowdowns, of messages that wait for another rank; empty where that makes no difference.
+    ahead: by collective, see :func:`~perfmodel.cost.collectives.ahead_share`; by default, senders wait for receivers.
     """
     columns = program.instructions
     seconds = np.zeros(0) if collective_s is None else collective_s
@@ -159,6 +163,7 @@ def step_work(
             np.array([kinds.get(number, -1) for number in columns.a[beside].tolist()], dtype=np.int64),
         ),
         len(slowdowns) + len(sharing) if waiting_slowdowns else None,
+        np.full(len(seconds), np.inf) if ahead is None else ahead,
     )
 
 

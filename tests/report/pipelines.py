@@ -34,8 +34,8 @@ MESSAGES = (
     ((1, 2, 7, 4, 0), (4, 22, 24, 1, 1)),
 )
 EXCHANGES = (
-    ((Message("F0 0", True),), (Message("B0 0", False), Message("F1 0", True))),
-    ((Message("F0 0", False),), (Message("B0 0", True), Message("F1 0", False))),
+    ((Message("F0 0", True, 1),), (Message("B0 0", False, 1), Message("F1 0", True, 1))),
+    ((Message("F0 0", False, 0),), (Message("B0 0", True, 0), Message("F1 0", False, 0))),
 )
 
 

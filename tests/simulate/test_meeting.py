@@ -47,8 +47,11 @@ def run(
     *ranks: tuple[Program, list[float], list[float]],
     slowed: float | None = None,
     launch: Launch = FAST_HOST,
+    share: float = INF,
 ) -> list[Timeline]:
-    """Each: a program, seconds of its kernels, and of its exchanges. slowed: factor of kernels beside any message."""
+    """Each: a program, seconds of its kernels, and of its exchanges. slowed: factor of kernels beside any message. share:
+    what each message takes of the room for those whose receiver has not come.
+    """
     works = []
     for program, device_s, message_s in ranks:
         launched = np.ones(len(device_s), dtype=int)
@@ -60,16 +63,17 @@ def run(
             else tuple(Slowdown(np.full(count, slowed), np.ones(count), np.full(count, INF)) for _ in message_s)
         )
         host_s = np.full(len(program.instructions.kind), HOST_S)
-        works.append(step_work(program, np.array(device_s)[operation], launched, host_s, np.array(message_s), beside))
+        seconds, ahead = np.array(message_s), np.full(len(message_s), share)
+        works.append(step_work(program, np.array(device_s)[operation], launched, host_s, seconds, beside, ahead=ahead))
     return simulate_together([program for program, *_ in ranks], works, launch)
 
 
-def send(name: str) -> tuple[Message, ...]:
-    return (Message(name, True),)
+def send(name: str, to: int = 1) -> tuple[Message, ...]:
+    return (Message(name, True, to),)
 
 
-def receive(name: str) -> tuple[Message, ...]:
-    return (Message(name, False),)
+def receive(name: str, source: int = 0) -> tuple[Message, ...]:
+    return (Message(name, False, source),)
 
 
 def synced(*ranks: tuple[Program, list[float], list[float]], **options: float | None) -> float:
@@ -107,8 +111,8 @@ def test_the_end_of_a_message_is_found_within_a_kernel() -> None:
 
 
 def test_messages_both_ways_end_together() -> None:
-    first = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("a", True), Message("b", False))])
-    second = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("b", True), Message("a", False))])
+    first = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("a", True, 1), Message("b", False, 1))])
+    second = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[(Message("b", True, 0), Message("a", False, 0))])
     ours, theirs = run((first, [10.0, 5.0], [3.0]), (second, [14.0, 2.0], [4.0]))
     assert ours.synced_step_time_s == near(14 + 4 + 5)  # as long as the side says that takes longer
     assert (ours.step_time_s, theirs.step_time_s) == (near(20.0), near(20.0))  # the second is never idle
@@ -138,14 +142,14 @@ def test_a_chain_of_ranks() -> None:
             before: tuple[Inserted, ...] = ()
             if batch > 0 and not last:
                 before = post(len(exchanges), 2 * len(exchanges))
-                exchanges.append(send(f"{number}-{batch - 1}"))
+                exchanges.append(send(f"{number}-{batch - 1}", number + 1))
             if not first:
                 before += (*post(len(exchanges), 2 * len(exchanges)), Inserted(WAIT, 2 * len(exchanges) + 1))
-                exchanges.append(receive(f"{number - 1}-{batch}"))
+                exchanges.append(receive(f"{number - 1}-{batch}", number - 1))
             rows.append((batch, before))
         if not last:
             rows.append((2, post(len(exchanges), 2 * len(exchanges))))
-            exchanges.append(send(f"{number}-1"))
+            exchanges.append(send(f"{number}-1", number + 1))
         return rank(2, *rows, exchanges=exchanges)
 
     stages = [stage(number == 0, number == 2, number) for number in range(3)]
@@ -154,8 +158,8 @@ def test_a_chain_of_ranks() -> None:
 
 
 def test_ranks_that_wait_for_each_other_for_ever_are_named() -> None:
-    first = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("b"), send("a")])
-    second = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("a"), send("b")])
+    first = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("b", 1), send("a")])
+    second = rank(1, (0, (*post(0, 0), Inserted(WAIT, 1))), (1, post(1, 2)), exchanges=[receive("a"), send("b", 0)])
     with pytest.raises(PerfModelError, match=r"ranks 0, 1 wait for each other"):
         run((first, [1.0], [1.0, 1.0]), (second, [1.0], [1.0, 1.0]))
 
@@ -200,3 +204,59 @@ def test_kernels_beside_a_message_that_waits_are_as_slow_as_that_makes_them() ->
         )
     found = simulate_together([first, second], works, FAST_HOST)
     assert found[1].synced_step_time_s == near(16 + (20 - 12 / 4 - 4 / 2) + 1)
+
+
+def a_row(count: int) -> tuple[Program, Program]:
+    """The first rank sends so many after one kernel and waits for all; the second takes each after a kernel of its
+    own.
+    """
+    posts = [post(at, 2 * at) for at in range(count)]
+    waits = [Inserted(WAIT, 2 * at + 1) for at in range(count)]
+    sends = (1, (*(row for rows in posts for row in rows), *waits))
+    takes = [(at + 1, (*posts[at], waits[at])) for at in range(count)]
+    return (
+        rank(2, sends, exchanges=[send(str(at)) for at in range(count)]),
+        rank(count + 1, *takes, exchanges=[receive(str(at)) for at in range(count)]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "sent_s"),
+    [
+        # The receiver takes them at 100, 203 and 306.
+        (INF, 306 + 3.0),
+        (0.25, 1 + 3 * 3.0),  # all are kept
+        (0.5, 100 + 3.0),  # the third has room once the first is taken
+        (1.0, 203 + 3.0),  # and once the second is
+        (1.5, 306 + 3.0),
+    ],
+)
+def test_a_sender_goes_ahead_while_there_is_room(share: float, sent_s: float) -> None:
+    sender, receiver = a_row(3)
+    ranks = (sender, [1.0, 1000.0], [3.0] * 3), (receiver, [100.0, 100.0, 100.0, 1.0], [3.0] * 3)
+    assert synced(*ranks, share=share) == near(sent_s + 1000)
+
+
+@given(st.integers(1, 8), st.floats(0.1, 1.5), st.integers(1, 30))
+@settings(max_examples=40, deadline=None)
+def test_more_room_is_never_slower(count: int, share: float, kernel_s: int) -> None:
+    sender, receiver = a_row(count)
+    ranks = (sender, [1.0, 50.0], [3.0] * count), (receiver, [float(kernel_s)] * (count + 1), [3.0] * count)
+    times = [synced(*ranks, share=each) for each in (INF, share, share / 2)]
+    assert times[2] <= times[1] + 1e-3 <= times[0] + 2e-3
+
+
+def test_the_room_is_of_a_pair_and_a_direction() -> None:
+    """Both send two at once to each other before either takes any: each has its own room for both."""
+    names = [["a", "b"], ["c", "d"]]
+    programs = []
+    for number, own in enumerate(names):
+        exchanges = [send(name, 1 - number) for name in own] + [receive(name, 1 - number) for name in names[1 - number]]
+        posts = [post(at, 2 * at) for at in range(4)]
+        waits = [Inserted(WAIT, 2 * at + 1) for at in range(4)]
+        rows = (1, (*posts[0], *posts[1], *waits[:2], *posts[2], *posts[3], *waits[2:]))
+        programs.append(rank(2, rows, exchanges=exchanges))
+    works = [(each, [10.0, 5.0], [3.0] * 4) for each in programs]
+    assert synced(*works, share=0.5) == near(10 + 4 * 3 + 5)
+    with pytest.raises(PerfModelError, match="wait for each other"):
+        synced(*works)

@@ -215,7 +215,7 @@ class _Step:
         role = "send" if roles == {True} else "receive" if roles == {False} else "both"
         collective = Collective(kind, largest.dtype, largest.bytes, 2, group, role)
         index = self.collectives.setdefault(collective, len(self.collectives))
-        self.exchanges.append(tuple(Message(_name(each), each.is_send) for each in messages))
+        self.exchanges.append(tuple(Message(_name(each), each.is_send, each.peer) for each in messages))
         start, end = self._marks, self._marks + 1
         self._marks += 2
         self._ends.setdefault(number, []).append((end, call))
