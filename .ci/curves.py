@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 
-from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings
+from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
 from calibrate.draft import Draft
 from calibrate.fit import fit_curves
 from calibrate.power_fit import fitted
@@ -22,6 +22,7 @@ def coupled(interconnect: Interconnect) -> Interconnect:
         "couplings": fit_couplings(interconnect.contention),
         "message_couplings": fit_message_couplings(interconnect.contention),
         "own_couplings": fit_own_couplings(interconnect.own_contention),
+        "own_message_couplings": fit_own_message_couplings(interconnect.own_contention),
     }
     return interconnect.model_copy(update=found)
 

@@ -10,16 +10,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings
+from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
 from calibrate.interconnects import backend_of, environment, members, nodes_of
 from calibrate.ladder import MOST_BYTES, grid
-from calibrate.own_contention import OwnKernel, decode_own, encode_own
+from calibrate.own_contention import WAIT, OwnKernel, decode_own, encode_own
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
@@ -172,6 +172,7 @@ def measured_in(path: Path, request: Request) -> Measured:
             "message_couplings": fit_message_couplings(contention),
             "own_contention": own,
             "own_couplings": fit_own_couplings(own),
+            "own_message_couplings": fit_own_message_couplings(own),
             "messages_ahead": found.messages_ahead,
         }
     )
@@ -340,17 +341,29 @@ class Worker:
         import torch.distributed as dist
 
         from calibrate.contention import ContentionBench
+        from calibrate.p2p_contention import MessageContention
 
         chosen = [encode_own(self.request.own)]
         dist.broadcast_object_list(chosen, src=0)
-        name, is_first = self.request.interconnect, self.ranks.rank == 0
-        bench, wanted = ContentionBench(dist.group.WORLD), decode_own(chosen[0])
-        records = bench.own_records(
-            wanted, self.request.own_budget_s, lambda note: print(f"{name}: {note}", flush=True) if is_first else None
-        )
-        self.found.own_contention = {
-            key: {collective: each.model_dump() for collective, each in pairs.items()} for key, pairs in records.items()
-        }
+        wanted, budget_s = decode_own(chosen[0]), self.request.own_budget_s
+        beside = [each for each in wanted if each.collective != WAIT]
+        waiting = [each for each in wanted if each.collective == WAIT]
+        began_s = time.perf_counter()
+        if beside:
+            self._keep_own(ContentionBench(dist.group.WORLD).own_records(beside, budget_s, self._note))
+        if waiting and (pair := self._benches.get(2)) is not None:
+            left_s = budget_s - (time.perf_counter() - began_s)
+            self._keep_own(MessageContention(pair.group).own_waiting(waiting, left_s, self._note))
+        self.ranks.together()
+
+    def _keep_own(self, records: Mapping[str, Mapping[str, ContentionRecord]]) -> None:
+        for key, pairs in records.items():
+            known = self.found.own_contention.setdefault(key, {})
+            known.update({name: each.model_dump() for name, each in pairs.items()})
+
+    def _note(self, note: str) -> None:
+        if self.ranks.rank == 0:
+            print(f"{self.request.interconnect}: {note}", flush=True)
 
     def _transfers(self) -> None:
         """Rank 0 copies while the others do nothing."""

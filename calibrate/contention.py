@@ -233,10 +233,13 @@ class ContentionBench:
                 return {}, reason
             compute_s = self._alone_s(run, kernel.launches)
             for wire in wires:
-                pair = self._pair(run, wire.call, compute_s, wire.alone_s, kernel.launches)
+                pair = self._own_pair(run, wire, compute_s, kernel.launches)
                 if pair is not None:
                     found[wire.key] = pair
         return found, "it and a collective could not be made to overlap"
+
+    def _own_pair(self, run: Call, wire: Wire, compute_s: float, launches: int) -> ContentionRecord | None:
+        return self._pair(run, wire.call, compute_s, wire.alone_s, launches)
 
     def _made(self, kernel: OwnKernel) -> tuple[Call | None, str]:
         """The call, once it has run on every rank."""

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from calibrate.own_contention import WAIT
 from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Role
@@ -70,8 +71,8 @@ def fit_message_couplings(records: Mapping[str, ContentionRecord]) -> dict[Role,
         }
         for role in MOVING
     }
-    waiting = {kind: _steady(pairs.values()) for kind, pairs in _by_kind(records, ("wait",)).items()}
-    return {role: found for role, found in (moving | {"wait": waiting}).items() if found}
+    waiting = {kind: _steady(pairs.values()) for kind, pairs in _by_kind(records, (WAIT,)).items()}
+    return {role: found for role, found in (moving | {WAIT: waiting}).items() if found}
 
 
 def _by_kind(
@@ -99,12 +100,26 @@ def _steady(records: Iterable[ContentionRecord]) -> Coupling:
 
 
 def fit_own_couplings(records: Mapping[str, Mapping[str, ContentionRecord]]) -> dict[str, Coupling]:
-    """One coupling a kernel key, fitted to all its pairs, which are by collective key.
+    """One coupling a kernel key, fitted to all its pairs with collectives, which are by collective key.
 
     A long and a short collective tell the three values apart: what waits for a tail weighs little beside the long one,
     and most beside the short one.
     """
-    return {key: _fit(list(pairs.values()), []) for key, pairs in records.items() if pairs}
+    known = {key: [each for name, each in pairs.items() if not _is_waiting(name)] for key, pairs in records.items()}
+    return {key: _fit(pairs, []) for key, pairs in known.items() if pairs}
+
+
+def fit_own_message_couplings(
+    records: Mapping[str, Mapping[str, ContentionRecord]],
+) -> dict[Role, dict[str, Coupling]]:
+    """Likewise beside a receive that waits."""
+    known = {key: [each for name, each in pairs.items() if _is_waiting(name)] for key, pairs in records.items()}
+    found = {key: _steady(pairs) for key, pairs in known.items() if pairs}
+    return {WAIT: found} if found else {}
+
+
+def _is_waiting(name: str) -> bool:
+    return name.split(maxsplit=1)[0] == WAIT
 
 
 def _fit_kind(pairs: Mapping[str, ContentionRecord], is_one: bool) -> Coupling:

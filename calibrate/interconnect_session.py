@@ -194,10 +194,10 @@ def _asked_s(found: Measured, only: Sequence[str]) -> dict[str, float]:
 
 
 class _Sent(NamedTuple):
-    """A scenario, the program of its first ranks, and what all its ranks send over the interconnect."""
+    """A scenario, the programs whose kernels stand for it, and what all its ranks send over the interconnect."""
 
     scenario: Scenario
-    program: Program
+    programs: list[Program]
     collectives: list[Collective]
 
 
@@ -217,20 +217,19 @@ def _sent_over(scenario: Scenario, name: str, ranks: int, nodes: int, allow_impo
     if nodes > 1:
         per_node = max(min(in_all, ranks) // nodes, 1)
         found = [each for each in found if not stays_in_a_node(*each.among, per_node)]
-    return _Sent(scenario, programs[0], found) if found else None
+    return _Sent(scenario, programs if scenario.parallelism.pp is not None else programs[:1], found) if found else None
 
 
 def _own_kernels(sent: _Sent, profile: Profile) -> tuple[OwnKernel, ...]:
-    """None, and a note, if the profile does not know what the scenario's kernels take; none of one that only sends
-    messages, beside which kinds of kernels are measured.
-    """
-    scenario, program, collectives = sent
-    if all(each.kind in MESSAGES for each in collectives):
-        return ()
+    """None, and a note, if the profile does not know what the scenario's kernels take."""
+    scenario, programs, collectives = sent
     collective = collective_beside(scenario, {each.kind for each in collectives})
     try:
-        costs = kernel_costs(program.operations, profile, scenario.matmul_tf32)
+        costs = [kernel_costs(program.operations, profile, scenario.matmul_tf32) for program in programs]
     except PerfModelError as error:
         print(f"{scenario.name}: no kernels of its own are measured beside a collective: {error}", file=sys.stderr)
         return ()
-    return own_kernels(program, costs, scenario.matmul_tf32, collective)
+    return together(
+        own_kernels(program, each, scenario.matmul_tf32, collective)
+        for program, each in zip(programs, costs, strict=True)
+    )

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from perfmodel.cost.segments import fit_curves
-from perfmodel.hardware.interconnect import MESSAGES, CollectiveRecord, Coupling, Interconnect, Role, TransferRecord
+from perfmodel.hardware.interconnect import (
+    MESSAGES,
+    CollectiveRecord,
+    ContentionRecord,
+    Coupling,
+    Interconnect,
+    Role,
+    TransferRecord,
+)
 from perfmodel.hardware.profile import Profile
 
 Record = TypeVar("Record", CollectiveRecord, TransferRecord)
@@ -36,8 +44,9 @@ def merged(
                 "contention": before.contention | interconnect.contention,
                 "couplings": before.couplings | interconnect.couplings,
                 "message_couplings": _by_role(before.message_couplings, interconnect.message_couplings),
-                "own_contention": before.own_contention | interconnect.own_contention,
+                "own_contention": _by_kernel(before.own_contention, interconnect.own_contention),
                 "own_couplings": before.own_couplings | interconnect.own_couplings,
+                "own_message_couplings": _by_role(before.own_message_couplings, interconnect.own_message_couplings),
                 "messages_ahead": interconnect.messages_ahead or before.messages_ahead,
                 "rerun_spread": before.rerun_spread if apart is None else apart,
             }
@@ -69,6 +78,12 @@ def _by_role(
     before: Mapping[Role, Mapping[str, Coupling]], now: Mapping[Role, Mapping[str, Coupling]]
 ) -> dict[Role, dict[str, Coupling]]:
     return {role: {**before.get(role, {}), **now.get(role, {})} for role in {**before, **now}}
+
+
+def _by_kernel(
+    before: Mapping[str, Mapping[str, ContentionRecord]], now: Mapping[str, Mapping[str, ContentionRecord]]
+) -> dict[str, dict[str, ContentionRecord]]:
+    return {key: {**before.get(key, {}), **now.get(key, {})} for key in {**before, **now}}
 
 
 def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:

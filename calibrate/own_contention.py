@@ -13,21 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.jobs import Job, job
+from perfmodel.cost.host_structure import BACKWARDS
 from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.hardware.interconnect import MESSAGES, Role
 from perfmodel.program.program import Program
 from perfmodel.workload.ops import decode_operation, encode_operation
 from perfmodel.workload.scenario import Scenario
 
 CLASSES = ("gemm", "attention", "row")  # first words of cost classes; the others hardly depend on the shape
-PHASES = ("forward", "backward")  # under which communication lies
+PHASES = ("forward", *BACKWARDS)  # under which communication lies
 LEAST_SHARE = 0.01  # of the step's device time
 MOST_KERNELS = 12  # of a scenario
 GATHERING = ("zero2", "zero3")
+WAIT: Role = "wait"  # in place of a collective
 
 
 class OwnKernel(NamedTuple):
-    """job: the operator call. collective: kind that it is measured beside. launches: device launches of a call. share:
-    of the steps' device time.
+    """job: the operator call. collective: kind that it is measured beside, or ``wait``, a receive that waits. launches:
+    device launches of a call. share: of the steps' device time.
     """
 
     job: Job
@@ -73,8 +76,11 @@ def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
 
 def collective_beside(scenario: Scenario, kinds: Iterable[str]) -> str:
     """Kind of collective that a scenario's kernels are measured beside: all collectives over one interconnect are taken
-    to slow a kernel alike, so one is enough. kinds: those that it sends over the interconnect.
+    to slow a kernel alike, so one is enough. kinds: those that it sends over the interconnect. If these are messages
+    alone, receives that wait: what moves is soon over.
     """
+    if set(kinds) <= set(MESSAGES):
+        return WAIT
     return "all_gather" if scenario.parallelism.strategy in GATHERING and "all_gather" in kinds else "all_reduce"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,13 +18,15 @@ import torch.distributed as dist
 from calibrate.collectives import Wanted
 from calibrate.contention import BESIDE, LOOP_S, SLOW_S, ContentionBench, Wire, half_range, kernels, loops
 from calibrate.coupling import MOVING
+from calibrate.materialise import Call
+from calibrate.own_contention import WAIT, OwnKernel
 from perfmodel.hardware.interconnect import ContentionRecord, Role
 from perfmodel.units import MIB
 
 FAST_MESSAGE_BYTES = (64 * MIB, 4 * MIB)  # a long and a short one
 SLOW_MESSAGE_BYTES = (8 * MIB, MIB)
 REPEATS = 2
-WAIT: Role = "wait"
+RECEIVER = 1
 
 
 def messages(short_s: float) -> tuple[Wanted, Wanted]:
@@ -97,9 +99,29 @@ class MessageContention(ContentionBench):
         finally:
             self.is_computing = True
 
-    def _waiting(self, kernel: Callable[[], Any], wire: Wire, compute_s: float) -> ContentionRecord | None:
+    def own_waiting(
+        self, wanted: Sequence[OwnKernel], budget_s: float, report: Callable[[str], None]
+    ) -> dict[str, dict[str, ContentionRecord]]:
+        """As :meth:`own_records`, on the rank that receives, beside a receive that waits."""
+        self.is_computing = dist.get_rank(self.group) == RECEIVER
+        try:
+            return self.own_records(wanted, budget_s, report)
+        finally:
+            self.is_computing = True
+
+    def _wires(self, kind: str) -> list[Wire]:
+        """A long one, which holds as much of the device as any."""
+        wire = self._wire(messages(self._short_s())[0])
+        return [wire._replace(key=wire.key.replace("send_recv", kind))]
+
+    def _own_pair(self, run: Call, wire: Wire, compute_s: float, launches: int) -> ContentionRecord | None:
+        return self._waiting(run if self.is_computing else _nothing, wire, compute_s, launches)
+
+    def _waiting(
+        self, kernel: Callable[[], Any], wire: Wire, compute_s: float, launches: int = 1
+    ) -> ContentionRecord | None:
         """Beside one receive, whose sender's device is held until the loop must be over."""
-        counts = loops(compute_s, LOOP_S)._replace(other=1, held=1)
+        counts = loops(compute_s, LOOP_S, launches)._replace(other=1, held=1)
         late_s = BESIDE * counts.own * compute_s
 
         def send() -> None:

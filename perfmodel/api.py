@@ -90,6 +90,8 @@ def predict(
     host_term_s = max(_step_time_s(along, slowness * (1 + spread)) - timeline.step_time_s, 0.0)
     wire_term_s = max(_step_time_s(along, slowness, 1 + step.wire_spread) - timeline.step_time_s, 0.0)
     clock_term_s = 0.0 if step.clock is None else step.clock.term_s
+    place_of = {rank: at for at, each in enumerate(ranks) for rank in each.ranks}
+    by_rank = [place_of[rank] for rank in sorted(place_of)] if program.exchanges else []
     shown = range(len(steps)) if program.exchanges else [slowest]
     uses = {at: _kernel_uses(timelines[at], steps[at].program, steps[at].costs, scenario) for at in shown}
     kernels = uses[slowest]
@@ -101,9 +103,9 @@ def predict(
         timeline=timeline,
         memory=memories[ranks[slowest].ranks[0]] if memories else None,
         rank_memories=memories,
-        rank_timelines=tuple(timelines) if program.exchanges else (),
-        rank_programs=tuple(each.program for each in steps) if program.exchanges else (),
-        rank_kernels=tuple(uses.values()) if program.exchanges else (),
+        rank_timelines=tuple(timelines[at] for at in by_rank),
+        rank_programs=tuple(steps[at].program for at in by_rank),
+        rank_kernels=tuple(uses[at] for at in by_rank),
         interval_s=step_interval_s(timeline.step_time_s, kernels, host_term_s, wire_term_s, clock_term_s),
         kernels=kernels,
         breakdown=breakdown,

@@ -10,7 +10,9 @@ from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.pipeline.orders import check_schedule
+from perfmodel.program.pipeline.orders import SPLITTING, check_schedule
+from perfmodel.program.pipeline.programs import GROUP, REPLICAS
+from perfmodel.program.program import Members
 from perfmodel.program.ranks import SHARDED
 from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
 from perfmodel.workload.keys import optimizer_prefix
@@ -123,14 +125,13 @@ def check_pipeline(scenario: Scenario, section: PipelineSection, where: str = ""
     """
     pipeline_of(scenario)
     check_schedule(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
-    if scenario.hardware.gpus != section.stages:
+    if scenario.hardware.gpus != scenario.parallelism.ranks:
         raise PerfModelError(
-            f"{where}hardware.gpus must be parallelism.pp.stages (got gpus={scenario.hardware.gpus}, "
-            f"stages={section.stages}). Set them alike."
+            f"{where}hardware.gpus must be parallelism.pp.stages x dp (got gpus={scenario.hardware.gpus}, "
+            f"stages={section.stages}, dp={scenario.parallelism.dp}). Set {scenario.parallelism.ranks}."
         )
     must_be: list[tuple[str, object, object]] = [
         ("mode", scenario.mode, "train"),
-        ("parallelism.dp", scenario.parallelism.dp, 1),
         ("training.gradient_accumulation", scenario.training.gradient_accumulation, 1),
         ("optimizer.max_grad_norm", scenario.optimizer.max_grad_norm, None),
     ]
@@ -143,12 +144,34 @@ def check_pipeline(scenario: Scenario, section: PipelineSection, where: str = ""
             f"{where}precision must not be amp-fp16 with a pipeline (it is): each rank's gradient "
             "scaler would see its own stages alone. Use amp-bf16."
         )
+    _check_replicas(scenario.parallelism, section, where)
+
+
+def _check_replicas(parallelism: ParallelismSection, section: PipelineSection, where: str) -> None:
+    """Of several pipelines. torch's stages know more strategies, of which ddp is the one that is predicted."""
+    if parallelism.strategy not in ("none", "ddp"):
+        raise PerfModelError(
+            f"{where}parallelism.strategy must be ddp with a pipeline (got {parallelism.strategy}), or left out where "
+            "there is one. Use ddp."
+        )
+    if parallelism.dp > 1 and section.schedule in SPLITTING:
+        raise PerfModelError(
+            f"{where}parallelism.pp.schedule must not split backwards with dp={parallelism.dp} (got "
+            f"{section.schedule}): DistributedDataParallel does not see gradients of weights that are computed by "
+            "themselves, and ranks would train apart. Use interleaved-1f1b, or dp: 1."
+        )
+    if parallelism.static_graph:
+        raise PerfModelError(
+            f"{where}parallelism.static_graph must be false with a pipeline (got true): in the first step torch then "
+            "reduces gradients of the first micro-batch alone. Leave it out."
+        )
 
 
 def _check_messages(scenario: Scenario, profile: Profile) -> None:
-    wires, name = interconnect_of(scenario, profile), interconnect_in_use(scenario, profile)
+    interconnect_of(scenario, profile)
+    name, wires, _ = route_of(Members(GROUP, 2), scenario, profile)
     for kind in MESSAGES:
-        if wires is not None and f"{kind} 2" not in wires.segments:
+        if f"{kind} 2" not in wires.segments:
             raise PerfModelError(
                 f"profile {profile.name} must know messages over {name} for a pipeline (it has no {kind} of 2 ranks). "
                 f"Measure them with `perfmodel calibrate --interconnect {name} --only p2p`."
@@ -283,7 +306,10 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
             "hardware.interconnect."
         )
     section = scenario.parallelism
-    for among in filter(None, (sharing_of(section), replicas_of(section), resharing_of(section))):
+    groups = [sharing_of(section), replicas_of(section), resharing_of(section)]
+    if section.pp is not None:
+        groups = [Members(GROUP, 2), Members(REPLICAS, section.dp)]
+    for among in filter(None, groups):
         route_of(among, scenario, profile)
 
 

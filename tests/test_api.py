@@ -23,6 +23,7 @@ from perfmodel.hardware.profile import (
     save_profile,
 )
 from perfmodel.report.accuracy import accuracy_card
+from perfmodel.report.figures_of_merit import samples_per_step
 from perfmodel.support import check_supported
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import ParallelismSection, Scenario
@@ -314,16 +315,30 @@ def test_an_interconnect_that_lacks_something_says_so() -> None:
     ]
 
 
-def pipeline(schedule: str, virtual_stages: int = 1) -> Scenario:
+def pipeline(schedule: str, virtual_stages: int = 1, dp: int = 1) -> Scenario:
     section = {"stages": 2, "schedule": schedule, "micro_batches": 4, "virtual_stages": virtual_stages}
+    strategy = "none" if dp == 1 else "ddp"
     return Scenario.model_validate(
         {
             "model": {"family": "gpt", "size": "tiny", "layers": 4},
             "batch": {"size": 4, "sequence_length": 16},
-            "parallelism": {"pp": section},
-            "hardware": {"profile": "h200-sxm-x2", "gpus": 2, "interconnect": "nvlink"},
+            "parallelism": {"dp": dp, "strategy": strategy, "pp": section},
+            "hardware": {"profile": "h200-sxm-x2", "gpus": 2 * dp, "interconnect": "nvlink"},
         }
     )
+
+
+def test_replicas_of_a_pipeline_are_alike() -> None:
+    """They reduce over their own wires and move as many messages each; the last backward waits for what is reduced."""
+    profile = load_profile(find_profile("h200-sxm-x4"))
+    one, two = (predict(pipeline("interleaved-1f1b", 2, dp=dp), profile) for dp in (1, 2))
+    assert two.rank_timelines == two.rank_timelines[:2] * 2
+    assert len({id(each) for each in two.rank_timelines}) == 2
+    assert (len(two.rank_memories), len(two.rank_programs), len(two.rank_kernels)) == (4, 4, 4)
+    assert samples_per_step(two) == 2 * samples_per_step(one)
+    assert two.step_time_s > one.step_time_s
+    assert two.communication_bytes.pop("replicate") == sum(each.tensor.bytes for each in two.program.trace.parameters)
+    assert two.communication_bytes == one.communication_bytes
 
 
 def test_a_pipeline_keeps_what_all_its_ranks_do() -> None:

@@ -123,14 +123,18 @@ class Overlap(ByHand):
 
 
 class Ddp(Form):
-    """torch's DistributedDataParallel, whose own hooks do the work; earlier micro-batches run under its no_sync."""
+    """torch's DistributedDataParallel, whose own hooks do the work; earlier micro-batches run under its no_sync.
 
-    def __init__(self, scenario: Scenario) -> None:
+    group: the ranks that hold the same module; by default all.
+    """
+
+    def __init__(self, scenario: Scenario, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(scenario)
         section = scenario.parallelism
         self._options: dict[str, Any] = {
             "gradient_as_bucket_view": section.gradient_as_bucket_view,
             "static_graph": section.static_graph,
+            "process_group": group,
         }
         if section.bucket_cap_mb is not None:
             self._options["bucket_cap_mb"] = section.bucket_cap_mb

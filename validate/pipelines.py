@@ -1,5 +1,8 @@
 """A pipeline for real: this rank's parts of the model under a schedule of torch.distributed.pipelining.
 
+Under data parallelism the pipeline has replicas, which stand one after another among the ranks; each part is wrapped by
+DistributedDataParallel over the ranks that hold the same one, and torch's stages tell it when to reduce.
+
 A message of another shape or type than its receiver expects hangs without a word under NCCL. So ranks tell each other
 through the store what each stage takes and gives before anything is sent, and every output is looked at before it is.
 """
@@ -11,14 +14,15 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 
-from calibrate.ranks import Alone, Ranks
+from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import PipelineAction
 from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
@@ -34,6 +38,7 @@ from perfmodel.workload.models.step import (
 )
 from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
 from perfmodel.workload.scenario import Scenario
+from validate.data_parallel import Ddp
 
 SCHEDULES = {
     "gpipe": pipelining.ScheduleGPipe,
@@ -44,7 +49,7 @@ SCHEDULES = {
     "zbv-zero-bubble": pipelining.ScheduleZBVZeroBubble,
     "dualpipev": pipelining.ScheduleDualPipeV,
 }
-SEED = 0  # of the batch, which all ranks draw: the first stage has its tokens, the last its labels
+SEED = 0  # of the first replica's batch, which all its ranks draw: the first stage has its tokens, the last its labels
 LEAD_IN_STEPS = 2  # before the one whose computing is written down
 
 _made = itertools.count()  # pipelines of this process; every rank makes the same ones in the same order
@@ -58,8 +63,31 @@ def own_parts(scenario: Scenario, rank: int, device: torch.device) -> nn.ModuleD
     section = pipeline_of(scenario)
     with device:
         parts = cut(build_module(scenario), scenario)
-    numbers = stages_of(section.schedule, section.stages, section.virtual_stages)[rank]
+    numbers = stages_of(section.schedule, section.stages, section.virtual_stages)[rank % section.stages]
     return nn.ModuleDict({str(number): parts[number] for number in numbers})
+
+
+class Replica(NamedTuple):
+    """number: of the pipeline that this rank is in. pipeline: its ranks. peers: those that hold the same parts. None
+    for all ranks, and for none.
+    """
+
+    number: int = 0
+    pipeline: dist.ProcessGroup | None = None
+    peers: dist.ProcessGroup | None = None
+
+
+def own_replica(scenario: Scenario, timeout_s: float = GROUP_TIMEOUT_S) -> Replica:
+    """Of this rank; every rank must ask. timeout_s: how long a rank waits for another of a group that is made here."""
+    stages, dp = pipeline_of(scenario).stages, scenario.parallelism.dp
+    if dp == 1:
+        return Replica()
+    number, place = divmod(dist.get_rank(), stages)
+    timeout = timedelta(seconds=timeout_s)
+    ranks = [list(range(first, first + stages)) for first in range(0, dp * stages, stages)]
+    pipelines = [dist.new_group(each, timeout=timeout) for each in ranks]
+    peers = [dist.new_group(list(each), timeout=timeout) for each in zip(*ranks, strict=True)]
+    return Replica(number, pipelines[number], peers[place])
 
 
 class ActionLog:
@@ -120,12 +148,20 @@ class ActionLog:
 
 
 class Stage(pipelining.PipelineStage):
-    """torch's stage, with what it takes and gives known in advance. log: where computing is written down, or None."""
+    """torch's stage, with what it takes and gives known in advance. log: where computing is written down, or None.
 
-    def __init__(self, part: nn.Module, number: int, scenario: Scenario, device: torch.device) -> None:
+    Were it not known, torch would try each part outside of no_sync, and DistributedDataParallel would then reduce in
+    the first backward as well.
+    """
+
+    def __init__(
+        self, part: nn.Module, number: int, scenario: Scenario, device: torch.device, replica: Replica
+    ) -> None:
         self.takes, self.gives = boundary_tensors(part, scenario)
         count = number_of_parts(pipeline_of(scenario))
-        super().__init__(part, number, count, device, input_args=self.takes, output_args=self.gives)
+        module = part if replica.peers is None else Ddp(scenario, replica.peers).wrap(part)
+        known = {"input_args": self.takes, "output_args": self.gives}
+        super().__init__(module, number, count, device, group=replica.pipeline, **known)
         self.scenario_name = scenario.name
         self.log: ActionLog | None = None
 
@@ -162,15 +198,15 @@ def _shown(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def check_boundaries(stages: Sequence[Stage]) -> None:
-    """Every stage must give what the next takes. All ranks compare all stages, so that none goes on alone.
+def check_boundaries(stages: Sequence[Stage], replica: int = 0) -> None:
+    """Every stage must give what the next takes. All ranks of a replica compare all stages, so that none goes on alone.
 
     Raises
     ------
     PerfModelError
         On every rank, before any message between stages.
     """
-    store = dist.PrefixStore(f"pipeline/{next(_made)}", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(f"pipeline/{next(_made)}/{replica}", dist.distributed_c10d._get_default_store())
     for stage in stages:
         store.set(str(stage.stage_index), json.dumps([_shown(stage.takes), _shown(stage.gives)]))
     told = [json.loads(store.get(str(number))) for number in range(stages[0].num_stages)]
@@ -193,8 +229,11 @@ class PipelineStep(TrainingStep):
     parts : nn.ModuleDict
         As :func:`own_parts` gives, on the device.
     scenario : Scenario
-        With a pipeline over all ranks of the default process group.
+        With a pipeline, or replicas of one, over all ranks of the default process group.
     device : torch.device
+    timeout_s : float
+        How long a rank waits for another of its replica, or of those that hold the same parts, where there are several
+        replicas.
 
     Raises
     ------
@@ -202,10 +241,17 @@ class PipelineStep(TrainingStep):
         If a stage does not give what the next takes.
     """
 
-    def __init__(self, parts: nn.ModuleDict, scenario: Scenario, device: torch.device) -> None:
-        self._stages = [Stage(part, int(number), scenario, device) for number, part in parts.items()]
-        check_boundaries(self._stages)
-        inputs = _own_inputs(self._stages, scenario, device)
+    def __init__(
+        self,
+        parts: nn.ModuleDict,
+        scenario: Scenario,
+        device: torch.device,
+        timeout_s: float = GROUP_TIMEOUT_S,
+    ) -> None:
+        replica = own_replica(scenario, timeout_s)
+        self._stages = [Stage(part, int(number), scenario, device, replica) for number, part in parts.items()]
+        check_boundaries(self._stages, replica.number)
+        inputs = _own_inputs(self._stages, scenario, device, SEED + replica.number)
         super().__init__(parts, inputs, make_optimizer(parts.parameters(), scenario), scenario)
         self._log: ActionLog | None = None
         self._criterion = loss_of(scenario)
@@ -252,8 +298,10 @@ class PipelineStep(TrainingStep):
             stage.log = log
 
 
-def _own_inputs(stages: Sequence[Stage], scenario: Scenario, device: torch.device) -> dict[str, torch.Tensor]:
-    """Tokens for the first stage and labels for the last, of one batch of all ranks."""
-    batch: Mapping[str, torch.Tensor] = make_inputs(scenario, "cpu", torch.Generator().manual_seed(SEED))
+def _own_inputs(
+    stages: Sequence[Stage], scenario: Scenario, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Tokens for the first stage and labels for the last, of one batch of all ranks of the pipeline."""
+    batch: Mapping[str, torch.Tensor] = make_inputs(scenario, "cpu", torch.Generator().manual_seed(seed))
     wanted = {"input_ids": any(stage.is_first for stage in stages), "labels": any(stage.is_last for stage in stages)}
     return {name: batch[name].to(device) for name, is_wanted in wanted.items() if is_wanted}

@@ -64,8 +64,8 @@ def measure(
 
     A scenario of several GPUs runs on as many ranks, each a process with random data of its own, joined by its
     ``hardware.interconnect``; every rank is measured so. With ``trace``, each writes one of four steps, from which the
-    overlap of communication and computation is taken. Of a pipeline each rank runs its stages of one batch, and writes
-    down when each computed what.
+    overlap of communication and computation is taken. Of a pipeline each rank runs its stages of one batch, the same
+    for all ranks of a replica, and writes down when each computed what.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def measure(
     }
     settings = {} if effort is None else asdict(effort)
     with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
-        ranks = _ranks(scenario)
+        ranks = scenario.parallelism.ranks
         if ranks > 1:
             request |= {"ranks": ranks, "group_timeout_s": min(group_timeout_s, timeout_s)}
             return _measure_ranks(request, settings, Path(folder), timeout_s, trace)
@@ -138,7 +138,7 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
             f"{scenario.mode}, strategy: {section.strategy}). Choose one."
         )
-    if _ranks(scenario) > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
+    if section.ranks > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
         raise PerfModelError(
             f"{name}: hardware.interconnect must be gloo on the CPU (got {scenario.hardware.interconnect}). "
             "Leave it out."
@@ -163,11 +163,6 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
         )
     if section.strategy in ("zero2", "zero3"):
         _check_fsdp(scenario, section.fsdp or FsdpSection(), name, device)
-
-
-def _ranks(scenario: Scenario) -> int:
-    section = scenario.parallelism
-    return section.dp * (section.pp.stages if section.pp is not None else 1)
 
 
 def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:

@@ -135,7 +135,7 @@ def _measure(
     request: Request, effort: Effort, scenario: Scenario, device: torch.device, ranks: Ranks | Alone
 ) -> Measurement:
     history = AllocatorHistory() if request.history and device.type == "cuda" else None
-    step = _build(scenario, device, request.allow_import, history, ranks)
+    step = _build(request, scenario, device, history, ranks)
     memory = _first_steps(step, history, request.history)
     reading = GpuReading(device) if device.type == "cuda" and ranks.rank == 0 else None
     step_s, warmup_steps = _warm_up(step, effort, ranks)
@@ -177,9 +177,9 @@ def _measure(
 
 
 def _build(
+    request: Request,
     scenario: Scenario,
     device: torch.device,
-    allow_import: bool,
     history: AllocatorHistory | None,
     ranks: Ranks | Alone,
 ) -> TrainingStep:
@@ -189,6 +189,7 @@ def _build(
     back tensor by tensor in the order :func:`replace_tensors` promises. Ranks build the same module and then draw
     samples of their own; of a pipeline, each keeps its parts of it.
     """
+    allow_import = request.allow_import
     is_pipeline = scenario.parallelism.pp is not None
     if is_pipeline:
         from validate import pipelines
@@ -205,7 +206,7 @@ def _build(
             history.start()
         replace_tensors(module, lambda tensor: tensor.to(device))
     if is_pipeline:
-        return pipelines.PipelineStep(module, scenario, device)
+        return pipelines.PipelineStep(module, scenario, device, request.group_timeout_s)
     if ranks.size > 1:
         form = make_form(scenario)
         module = form.wrap(module)

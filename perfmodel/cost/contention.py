@@ -83,12 +83,11 @@ def _product_kind(cost: KernelCost) -> str:
 def beside_message(interconnect: Interconnect, role: Role) -> Interconnect:
     """The interconnect with the couplings of a rank in that role of a message between two, for :func:`slowdowns`; where
     none were measured, with those of collectives.
-
-    Operators that were themselves measured beside collectives take the coupling of their kind, as all do.
     """
     if role not in interconnect.message_couplings:
         return interconnect
-    return interconnect.model_copy(update={"couplings": interconnect.message_couplings[role], "own_couplings": {}})
+    own = interconnect.own_message_couplings.get(role, {})
+    return interconnect.model_copy(update={"couplings": interconnect.message_couplings[role], "own_couplings": own})
 
 
 def slowdowns(

@@ -6,8 +6,9 @@ whatever the other groups do: every GPU has links of its own. Over several nodes
     dp                 all ranks: the scenario's interconnect, measured that way
     shard, reshard     n consecutive ranks: where n divides g, none of them leaves its node and the profile's one-node
                        interconnect is theirs; else they are as all ranks
-    replicate          ranks that hold the same of s shards: min(s, g) of these groups have ranks in a node, and all
-                       reduce at the same time over the wire that the node has
+    replicate          ranks that hold the same of s shards, or stages of a pipeline of s ranks: min(s, g) of these
+                       groups have ranks in a node, and all reduce at the same time over the wire that the node has
+    pp                 two ranks of a pipeline of n consecutive ones: as shard of n
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from perfmodel.program.program import Members
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
-CONSECUTIVE = ("shard", "reshard")
+CONSECUTIVE = ("shard", "reshard", "pp")
 INSIDE_A_NODE = {"nccl": "nvlink", "gloo": "gloo"}  # what `perfmodel calibrate --interconnect` measures, by backend
 
 
@@ -67,14 +68,16 @@ def route_of(among: Members, scenario: Scenario, profile: Profile) -> Route:
         )
     per_node = gpus // nodes
     if among.group == "replicate":
-        return Route(name, own, min(scenario.parallelism.dp // among.ranks, per_node))
-    if not stays_in_a_node(*among, per_node):
+        return Route(name, own, min(scenario.parallelism.ranks // among.ranks, per_node))
+    section = scenario.parallelism.pp
+    group, ranks = among if section is None else Members("pp", section.stages)
+    if not stays_in_a_node(group, ranks, per_node):
         return Route(name, own)
     inside = _one_node(profile, own.backend)
     if inside is None:
         raise PerfModelError(
-            f"profile {profile.name} must have an interconnect of one node for the {among.ranks} ranks of a "
-            f"{among.group} group (it has {', '.join(profile.interconnects)}). Measure it with `perfmodel calibrate "
+            f"profile {profile.name} must have an interconnect of one node for the {ranks} ranks of a "
+            f"{group} group (it has {', '.join(profile.interconnects)}). Measure it with `perfmodel calibrate "
             f"--interconnect {INSIDE_A_NODE[own.backend]}`."
         )
     return Route(inside, profile.interconnects[inside])

@@ -153,7 +153,8 @@ class Interconnect(_Section):
     beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
     it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
     couplings: by kind of operator, fitted to these. message_couplings: likewise beside messages, by role.
-    own_contention: by kernel key of a scenario, pairs by collective key; own_couplings: by kernel key, fitted to these.
+    own_contention: by kernel key of a scenario, pairs by collective key, or by ``wait 2 float32 67108864`` beside a
+    receive that waits; own_couplings: by kernel key, fitted to these; own_message_couplings: likewise beside messages.
     messages_ahead: by bytes of a message, how many sends in a row ended while their receiver had not come.
     rerun_spread: relative, of all collectives alike: how far calibrations differ. bandwidth_factor: never measured; 2
     asks what links twice as fast would give.
@@ -172,6 +173,7 @@ class Interconnect(_Section):
     message_couplings: dict[Role, dict[str, Coupling]] = {}
     own_contention: dict[str, dict[str, ContentionRecord]] = {}
     own_couplings: dict[str, Coupling] = {}
+    own_message_couplings: dict[Role, dict[str, Coupling]] = {}
     messages_ahead: dict[Bytes, Bytes] = {}
     rerun_spread: NotNegative | None = None
     bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0

@@ -3,6 +3,8 @@
 A static graph is recorded in the first step, whose gradients are all copied and reduced at the end of backward; the
 order in which they become ready, which the rebuilt buckets follow, is then noted in the second.
 
+Of a pipeline each stage is a module of its own, with buckets of its own, reduced in the last of its backwards.
+
 Sources: torch/csrc/distributed/c10d/reducer.cpp (``autograd_hook``, ``delay_all_reduce``,
 ``mark_variable_ready_dense``, ``finalize_bucket_dense``, ``rebuild_buckets``), comm.cpp (``broadcast_coalesced``),
 torch/nn/parallel/distributed.py.
@@ -11,7 +13,8 @@ torch/nn/parallel/distributed.py.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from perfmodel.program.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.program.editor import Editor, ready_gradients, vector
@@ -19,81 +22,141 @@ from perfmodel.program.program import HOST, WAIT, Edit, Inserted, PhaseRun, Prog
 from perfmodel.units import MIB
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind, Trace, gradient_storages
+from perfmodel.workload.trace_file import EventKind, Segment, StorageKind, Trace, gradient_storages
 
 SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # flat copies in which a wrapped model's state is sent
 COPY_SHARE = 0.5  # of "ddp parameter", which was measured where gradients are copied in and out
 REBUILD_STEP, REBUILD_STEP_OF_STATIC_GRAPH = 2, 3
 
 
-def ddp_buckets(scenario: Scenario, trace: Trace) -> tuple[Bucket, ...]:
-    """The buckets of the steady step, in the order in which they are reduced."""
+@dataclass(frozen=True)
+class Wrapped:
+    """A module that is wrapped, and where a program runs it.
+
+    parameters: indices. buffer_bytes: of each buffer. forwards: runs, in order. backward, first_backward: the run whose
+    gradients are reduced, of the steady and of the first step. shares_buffers: its first forward takes rank 0's
+    buffers, which DDP does behind a forward that was not under no_sync.
+    """
+
+    parameters: range
+    buffer_bytes: tuple[int, ...]
+    forwards: tuple[int, ...]
+    backward: int
+    first_backward: int
+    shares_buffers: bool
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a wrapped module asks for: at once; initial: buckets of that, given up when it is rebuilt; rebuilt: what
+    replaces them, where in the steady step's runs.
+    """
+
+    setup: tuple[Inserted, ...]
+    initial: tuple[Inserted, ...]
+    rebuilt: Edit
+
+
+def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = None) -> tuple[Bucket, ...]:
+    """The buckets of the steady step, in the order in which they are reduced.
+
+    backward: whose gradients are reduced; by default, the trace's last.
+    """
     tensors = [parameter.tensor for parameter in trace.parameters]
     limits = bucket_limits(scenario.parallelism.bucket_cap_mb)
-    return assign_buckets(tensors, [index for index, _ in ready_gradients(trace.steady)], limits)
+    return assign_buckets(tensors, [index for index, _ in ready_gradients(trace.steady, backward)], limits)
 
 
-def ddp(editor: Editor, scenario: Scenario) -> Program:
-    """The form ``ddp`` of :mod:`perfmodel.program.data_parallel`."""
+def ddp(editor: Editor, scenario: Scenario, modules: Sequence[Wrapped] = ()) -> Program:
+    """The form ``ddp`` of :mod:`perfmodel.program.data_parallel`. modules: by default one, the whole model."""
+    is_static = scenario.parallelism.static_graph
+    memory = [_wrap(editor, scenario, module) for module in modules or (_whole_model(editor),)]
+    rebuild = Rebuild(
+        REBUILD_STEP_OF_STATIC_GRAPH if is_static else REBUILD_STEP,
+        tuple(sorted((each.rebuilt for each in memory), key=lambda edit: edit.run)),
+        tuple(Inserted(EventKind.FREE, row.a) for each in memory for row in each.initial),
+    )
+    return replace(editor.finish(), setup=tuple(row for each in memory for row in each.setup), rebuild=rebuild)
+
+
+def _whole_model(editor: Editor) -> Wrapped:
+    runs, first_runs = editor.program.runs, editor.program.first_runs
+    return Wrapped(
+        range(len(editor.trace.parameters)),
+        buffer_sizes(editor.trace),
+        tuple(number for number, run in enumerate(runs) if run.phase == "forward"),
+        editor.last("backward"),
+        max(number for number, run in enumerate(first_runs) if run.phase == "backward"),
+        shares_buffers=True,
+    )
+
+
+def buffer_sizes(trace: Trace) -> tuple[int, ...]:
+    """Bytes of each buffer."""
+    return tuple(storage.bytes for storage in trace.persistent if storage.kind == StorageKind.BUFFER)
+
+
+def _wrap(editor: Editor, scenario: Scenario, module: Wrapped) -> _Memory:
     as_view, is_static = scenario.parallelism.gradient_as_bucket_view, scenario.parallelism.static_graph
-    buckets = ddp_buckets(scenario, editor.trace)
+    runs = editor.program.runs
+    for number in module.forwards:
+        shared = _share_buffers(editor, module, runs[number])
+        editor.edit(number, runs[number].segment.start, Inserted(HOST, call="ddp forward"), *shared)
+    buckets = ddp_buckets(scenario, editor.trace, runs[module.backward].segment)
+    marks = _reduce(editor, module, buckets, as_view)
+    stop = runs[module.backward].segment.stop
+    editor.edit(module.backward, stop, *_ddp_end(editor, buckets, marks, as_view))
+    if as_view:
+        _free_first_gradients(editor, module, is_static)
+    tensors = [parameter.tensor for parameter in editor.trace.parameters]
+    trained = [index for index in editor.gradients if index in module.parameters]
+    initial = _buffers(editor, assign_buckets(tensors, trained, UNLIMITED))
+    used = _map_of_used(editor, len(trained)) if is_static else ()
+    first = module.forwards[0]
+    rebuilt = Edit(first, runs[first].segment.start, _buffers(editor, buckets))
+    return _Memory((*_share_state(editor, module), *initial, *used), initial, rebuilt)
+
+
+def _reduce(editor: Editor, module: Wrapped, buckets: Sequence[Bucket], as_view: bool) -> list[int]:
+    """Each gradient is copied into its bucket when it is ready, and buckets are reduced as they fill, strictly in
+    order: the marks of their ends.
+    """
+    trace, segment = editor.trace, editor.program.runs[module.backward].segment
+    own = gradient_storages(trace, trace.steady) if as_view else {}
     bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket.parameters}
     missing = [len(bucket.parameters) for bucket in buckets]
-    tensors = [parameter.tensor for parameter in editor.trace.parameters]
-    for number, run in enumerate(editor.program.runs):
-        if run.phase == "forward":
-            editor.edit(number, run.segment.start, Inserted(HOST, call="ddp forward"), *_share_buffers(editor, run))
-    run_number = editor.last("backward")
-    own = gradient_storages(editor.trace, editor.trace.steady) if as_view else {}
     marks: list[int] = []
-    for index, event in ready_gradients(editor.trace.steady):
+    for index, event in ready_gradients(trace.steady, segment):
         missing[bucket_of[index]] -= 1
-        rows = [editor.launch(_copy_in(tensors[index]), "ddp parameter", COPY_SHARE)]
+        rows = [editor.launch(_copy_in(trace.parameters[index].tensor), "ddp parameter", COPY_SHARE)]
         if index in own:
             rows.append(Inserted(EventKind.FREE, own[index]))
-        while len(marks) < len(buckets) and missing[len(marks)] == 0:  # strictly in order
+        while len(marks) < len(buckets) and missing[len(marks)] == 0:
             bucket = buckets[len(marks)]
             more, mark = editor.beside(bucket.dtype, bucket.size_bytes, "ddp bucket")
             rows += more
             marks.append(mark)
-        editor.edit(run_number, event, *rows)
-    editor.edit(run_number, editor.program.runs[run_number].segment.stop, *_ddp_end(editor, buckets, marks, as_view))
-    if as_view:
-        _free_first_gradients(editor, is_static)
-    initial = _buffers(editor, assign_buckets(tensors, editor.gradients, UNLIMITED))
-    used = _map_of_used(editor) if is_static else ()
-    return replace(
-        editor.finish(),
-        setup=(*_share_state(editor), *initial, *used),
-        rebuild=_rebuild(editor, is_static, initial, _buffers(editor, buckets)),
-    )
+        editor.edit(module.backward, event, *rows)
+    return marks
 
 
-def _rebuild(editor: Editor, is_static: bool, old: tuple[Inserted, ...], new: tuple[Inserted, ...]) -> Rebuild:
-    """Before the first forward after the step in which the order of the gradients was noted."""
-    run = next(index for index, each in enumerate(editor.program.runs) if each.phase == "forward")
-    made = Edit(run, editor.program.runs[run].segment.start, new)
-    step = REBUILD_STEP_OF_STATIC_GRAPH if is_static else REBUILD_STEP
-    return Rebuild(step, made, tuple(Inserted(EventKind.FREE, row.a) for row in old))
-
-
-def _map_of_used(editor: Editor) -> tuple[Inserted, ...]:
+def _map_of_used(editor: Editor, parameters: int) -> tuple[Inserted, ...]:
     """An int32 for each parameter, reduced in a static graph's first step: which of them are used on any rank."""
-    return (Inserted(EventKind.ALLOC, editor.new_storage(), vector(len(editor.gradients), "int32").bytes),)
+    return (Inserted(EventKind.ALLOC, editor.new_storage(), vector(parameters, "int32").bytes),)
 
 
 def _buffers(editor: Editor, buckets: tuple[Bucket, ...]) -> tuple[Inserted, ...]:
     return tuple(Inserted(EventKind.ALLOC, editor.new_storage(), each.size_bytes) for each in buckets)
 
 
-def _share_state(editor: Editor) -> list[Inserted]:
+def _share_state(editor: Editor, module: Wrapped) -> list[Inserted]:
     """When a model is wrapped, rank 0 sends its parameters and buffers in flat copies, at most two of them at a time.
 
     Source: ``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp. What a trace knows of a buffer is its size;
     it is taken to be of float32.
     """
-    tensors = [parameter.tensor for parameter in editor.trace.parameters]
-    tensors += [vector(max(size_bytes // 4, 1), "float32") for size_bytes in _buffer_bytes(editor.trace)]
+    tensors = [editor.trace.parameters[index].tensor for index in module.parameters]
+    tensors += [vector(max(size_bytes // 4, 1), "float32") for size_bytes in module.buffer_bytes]
     rows: list[Inserted] = []
     there: deque[int] = deque()
     for row in _buffers(editor, assign_buckets(tensors, range(len(tensors)), (SHARED_BYTES, SHARED_BYTES))):
@@ -104,31 +167,26 @@ def _share_state(editor: Editor) -> list[Inserted]:
     return [*rows, *(Inserted(EventKind.FREE, storage) for storage in there)]
 
 
-def _buffer_bytes(trace: Trace) -> list[int]:
-    return [storage.bytes for storage in trace.persistent if storage.kind == StorageKind.BUFFER]
-
-
-def _free_first_gradients(editor: Editor, is_static: bool) -> None:
+def _free_first_gradients(editor: Editor, module: Wrapped, is_static: bool) -> None:
     """In the first step too, a gradient that was copied into its bucket becomes a view of it."""
-    first = editor.trace.first
-    run = max(index for index, each in enumerate(editor.program.first_runs) if each.phase == "backward")
+    first, run = editor.trace.first, module.first_backward
+    segment = editor.program.first_runs[run].segment
     own = gradient_storages(editor.trace, first)
     if is_static:
-        stop = editor.program.first_runs[run].segment.stop
-        editor.edit_first(run, stop, *(Inserted(EventKind.FREE, own[index]) for index in sorted(own)))
+        editor.edit_first(run, segment.stop, *(Inserted(EventKind.FREE, own[index]) for index in sorted(own)))
         return
-    for index, event in ready_gradients(first):
+    for index, event in ready_gradients(first, segment):
         if index in own:
             editor.edit_first(run, event, Inserted(EventKind.FREE, own[index]))
 
 
-def _share_buffers(editor: Editor, run: PhaseRun) -> list[Inserted]:
+def _share_buffers(editor: Editor, module: Wrapped, run: PhaseRun) -> list[Inserted]:
     """Before the first forward of a step every rank takes the buffers of rank 0: copied into one, sent, copied back.
 
     What a trace knows of a buffer is its size; the copies are taken to be of float32.
     """
-    sizes = _buffer_bytes(editor.trace)
-    if not sizes or run.micro_batch != 0:
+    sizes = module.buffer_bytes
+    if not sizes or not module.shares_buffers or run.micro_batch != 0:
         return []
     tensors = tuple(vector(max(size_bytes // 4, 1), "float32") for size_bytes in sizes)
     whole = vector(sum(tensor.numel for tensor in tensors), "float32")

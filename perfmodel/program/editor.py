@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,22 +22,24 @@ from perfmodel.program.program import (
 from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
-COMMUNICATION = 1  # the stream of the data-parallel communicator
+COMMUNICATION = 1  # the stream of the data-parallel communicator, or of a pipeline's
 REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
 class Editor:
-    """Collects what is put into a program. among: the ranks that collectives are of, unless others are given; ranks:
-    how many these are.
+    """Collects what is put into a program, beside what is there already. among: the ranks that collectives are of,
+    unless others are given; ranks: how many these are. stream: of their communicator.
     """
 
-    def __init__(self, program: Program, among: Members) -> None:
+    def __init__(self, program: Program, among: Members, stream: int = COMMUNICATION) -> None:
         self.program, self.trace, self.among, self.ranks = program, program.trace, among, among.ranks
         self.gradients = [index for index, parameter in enumerate(program.trace.parameters) if parameter.requires_grad]
-        self._operations: dict[Operation, int] = {}
-        self._collectives: dict[Collective, int] = {}
-        self._marks = 0
-        self._edits: list[Edit] = []
+        self._stream = stream
+        self._operations = {operation: number for number, operation in enumerate(program.extra_operations)}
+        self._collectives = {collective: number for number, collective in enumerate(program.collectives)}
+        self._edits = list(program.edits)
+        rows = (row for edit in self._edits for row in edit.instructions)
+        self._marks = 1 + max((row.a for row in rows if row.kind == RECORD), default=-1)
         self._next_storage = 1 + max(
             [storage.id for storage in program.trace.persistent] + list(program.trace.storage_kinds), default=0
         )
@@ -73,9 +75,9 @@ class Editor:
         before, after = self.mark(), self.mark()
         rows = (
             Inserted(RECORD, before),
-            Inserted(WAIT, before, stream=COMMUNICATION),
-            Inserted(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=COMMUNICATION, call=call),
-            Inserted(RECORD, after, stream=COMMUNICATION),
+            Inserted(WAIT, before, stream=self._stream),
+            Inserted(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=self._stream, call=call),
+            Inserted(RECORD, after, stream=self._stream),
         )
         return rows, after
 
@@ -117,10 +119,16 @@ class Editor:
     def finish(self) -> Program:
         return replace(
             self.program,
-            edits=tuple(sorted(self._edits, key=lambda edit: (edit.run, edit.event))),
+            edits=_in_order(self._edits),
+            first_edits=_in_order(self.program.first_edits),
             extra_operations=tuple(self._operations),
             collectives=tuple(self._collectives),
         )
+
+
+def _in_order(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Those at the same place as they were made."""
+    return tuple(sorted(edits, key=lambda edit: (edit.run, edit.event)))
 
 
 def _with_phase(
@@ -132,9 +140,9 @@ def _with_phase(
     return (*runs[:at], run, *runs[at:]), Edit(at, event, instructions)
 
 
-def ready_gradients(events: StepEvents) -> list[tuple[int, int]]:
-    """Parameters as their gradients become ready in the last micro-batch, each with the event after it."""
-    segment = [each for each in events.segments if each.phase == "backward"][-1]
+def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list[tuple[int, int]]:
+    """Parameters as their gradients become ready in a backward, by default the last, each with the event after it."""
+    segment = backward or [each for each in events.segments if each.phase == "backward"][-1]
     ready = segment.start + np.flatnonzero(events.kind[segment.start : segment.stop] == EventKind.GRAD_READY)
     return [(int(events.a[event]), event + 1) for event in ready.tolist()]
 

@@ -39,7 +39,8 @@ class PhaseRun:
 class Members(NamedTuple):
     """Ranks that talk to each other. group: what they have in common: ``dp``, all of them; or of fully_shard ``shard``,
     which share one copy of the model, ``replicate``, which hold the same shard, and ``reshard``, which share parameters
-    between forward and backward.
+    between forward and backward; of a pipeline names that begin with ``pp``, and ``replicate``, which hold the same
+    stages.
     """
 
     group: str
@@ -99,11 +100,11 @@ class Edit(NamedTuple):
 
 class Rebuild(NamedTuple):
     """Memory that a strategy replaces once. step: in which, counted from 1. made: what it asks for, and where in the
-    steady step's runs. replaced: what it gives up for that, at some time until the step has ended.
+    steady step's runs, in order. replaced: what it gives up for that, at some time until the step has ended.
     """
 
     step: int
-    made: Edit
+    made: tuple[Edit, ...]
     replaced: tuple[Inserted, ...]
 
 

@@ -30,7 +30,8 @@ class RankProgram:
 
 
 def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: bool = False) -> tuple[RankProgram, ...]:
-    """Of every rank, each in one of them; ranks whose optimizers step over equal tensors are alike.
+    """Of every rank, each in one of them; ranks whose optimizers step over equal tensors are alike, and of several
+    pipelines those that have the same stages.
 
     batches_all: how messages of a pipeline are posted, see :mod:`perfmodel.program.pipeline.programs`.
 
@@ -41,7 +42,8 @@ def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: b
     """
     if scenario.parallelism.pp is not None:
         programs = pipeline_programs(scenario, batches_all)
-        return tuple(RankProgram((rank,), program) for rank, program in enumerate(programs))
+        alike_to = [range(rank, scenario.parallelism.ranks, len(programs)) for rank in range(len(programs))]
+        return tuple(RankProgram(tuple(each), program) for each, program in zip(alike_to, programs, strict=True))
     trace = _as_kept(get_trace(as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:

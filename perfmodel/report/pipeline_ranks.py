@@ -68,9 +68,9 @@ class RankShare:
 
 
 def rank_stages(scenario: Scenario) -> tuple[tuple[int, ...], ...]:
-    """Of each rank of a pipeline."""
+    """Of each rank of a pipeline, or of several."""
     section = pipeline_of(scenario)
-    return stages_of(section.schedule, section.stages, section.virtual_stages)
+    return stages_of(section.schedule, section.stages, section.virtual_stages) * scenario.parallelism.dp
 
 
 def rank_shares(prediction: Prediction) -> list[RankShare]:
@@ -101,7 +101,8 @@ def bubble_share(prediction: Prediction) -> float:
 def predicted_steps(prediction: Prediction) -> list[RankStep]:
     """Of each rank of a pipeline: actions from the device's start of the first operator to the end of the last."""
     section = pipeline_of(prediction.scenario)
-    of_ranks = rank_actions(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
+    of_pipeline = rank_actions(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
+    of_ranks = of_pipeline * prediction.scenario.parallelism.dp
     timelines = [each.timeline for each in prediction.by_rank]
     zero_s = min(timeline.phases[0].start_s for timeline in timelines)
     return [

@@ -85,7 +85,8 @@ def describe(scenario: Scenario) -> str:
             f"{pipeline.schedule} pipeline of {pipeline.micro_batches} micro-batches on {pipeline.stages} GPUs{wire}"
         )
     if scenario.parallelism.dp > 1:
-        parts.append(f"{scenario.parallelism.strategy} on {scenario.parallelism.dp} GPUs{wire}")
+        what = f"GPUs{wire}" if pipeline is None else "such pipelines"
+        parts.append(f"{scenario.parallelism.strategy} on {scenario.parallelism.dp} {what}")
     policy = scenario.parallelism.fsdp and scenario.parallelism.fsdp.mixed_precision
     if policy:
         computed = policy.param or scenario.precision

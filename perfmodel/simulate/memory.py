@@ -215,7 +215,7 @@ class _Walk:
         for _ in range(2, rebuild.step):
             self._step("early", program.trace.steady, program.runs, program.edits)
             self._rename(renamed)
-        self._step("rebuilding", program.trace.steady, program.runs, (rebuild.made, *program.edits))
+        self._step("rebuilding", program.trace.steady, program.runs, (*rebuild.made, *program.edits))
         self._part("wrapping", [(-1, inserted_actions(rebuild.replaced))])
         self._rename(renamed)
 

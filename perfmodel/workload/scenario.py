@@ -74,7 +74,9 @@ class ModelSection(_Section):
 
 
 class BatchSection(_Section):
-    """size: samples of one forward call of a data-parallel rank. sequence_length: tokens a sample (token models)."""
+    """size: samples of one forward call of a data-parallel rank; of a pipeline, of all its micro-batches together, in
+    each replica of it. sequence_length: tokens a sample (token models).
+    """
 
     size: Count
     sequence_length: Count | None = None
@@ -146,6 +148,10 @@ Schedule = Literal[
 class PipelineSection(_Section):
     """A pipeline, as torch.distributed.pipelining runs it.
 
+    With ``dp`` there are so many replicas of it, under strategy ddp: ranks 0 to stages - 1 are the first, the next ones
+    the second, ..., each with ``batch.size`` samples of its own; ranks that have the same stages reduce their gradients
+    together, in the last of their backwards. Schedules that split backwards cannot.
+
     stages: ranks that the model is cut over. schedule: in which order they work. micro_batches: parts of the batch that
     follow each other through the pipeline. virtual_stages: parts of the model that each rank has, dealt out in turns
     (by ``zbv-zero-bubble`` and ``dualpipev``, which need two, there and back). layers: repeated blocks of each part of
@@ -165,7 +171,7 @@ class ParallelismSection(_Section):
     optimizer), zero2 and zero3 (torch's fully_shard, parameters kept or gathered again for backward).
     bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1. zero1_form: broadcast (torch's
     ZeroRedundancyOptimizer; the default) or reduce-scatter (the paper's). parameters_as_bucket_view: of the former.
-    fsdp: of zero2 and zero3. pp: a pipeline; each of its stages is on dp ranks.
+    fsdp: of zero2 and zero3. pp: a pipeline, of which dp counts the replicas.
     """
 
     dp: Count = 1

@@ -217,12 +217,15 @@ def test_a_pipeline_over_another_interconnect_asks_for_nothing(path: Path, asked
     assert request.exact == ()
 
 
-def test_kernels_of_a_pipeline_are_not_measured_beside_a_collective(
+def test_kernels_of_all_stages_are_measured_beside_a_receive_that_waits(
     h200: Path, asked: list[tuple[Request, float]]
 ) -> None:
     calibrate_interconnect(h200, "nvlink", "cuda", 2, [cut_scenario()])
     ((request, _),) = asked
-    assert (request.own, {kind for kind, *_ in request.exact}) == ((), {"send_recv", "exchange"})
+    assert {kind for kind, *_ in request.exact} == {"send_recv", "exchange"}
+    assert {each.collective for each in request.own} == {"wait"}
+    head = f"{families.resolved(cut_scenario().model).vocabulary}"  # which the last stage alone has
+    assert any(head in each.job.key for each in request.own)
 
 
 def test_messages_of_a_pipeline_are_measured_without_a_budget(path: Path) -> None:

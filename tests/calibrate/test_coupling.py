@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.coupling import coupling_error, fit_couplings, fit_message_couplings, fit_own_couplings, slowed_loops
+from calibrate.coupling import (
+    coupling_error,
+    fit_couplings,
+    fit_message_couplings,
+    fit_own_couplings,
+    fit_own_message_couplings,
+    slowed_loops,
+)
 from perfmodel.hardware.interconnect import ContentionRecord
 
 US = 1e-6
@@ -130,3 +137,14 @@ def test_a_receive_that_waits_slows_kernels_and_nothing_else() -> None:
     assert (role, list(couplings)) == ("wait", ["row"])
     assert couplings["row"].compute_factor == 1.25
     assert (couplings["row"].communication_factor, couplings["row"].tail_share) == (1.0, 1.0)
+
+
+def test_own_kernels_beside_a_receive_that_waits_have_couplings_of_their_own() -> None:
+    def pair(factor: float) -> ContentionRecord:
+        return ContentionRecord(compute_factor=factor, communication_factor=1.0, compute_s=1e-3, communication_s=2e-4)
+
+    records = {"a": {"wait 2 float32 67108864": pair(1.3)}, "b": {"wait 2 float32 67108864": pair(0.98)}, "c": {}}
+    found = fit_own_message_couplings(records)
+    assert {key: each.compute_factor for key, each in found["wait"].items()} == {"a": 1.3, "b": 1.0}
+    assert fit_own_couplings(records) == {}
+    assert fit_own_message_couplings({"c": {"all_reduce 2 float32 8": pair(1.2)}}) == {}

@@ -64,6 +64,21 @@ def test_own_kernels_that_were_not_measured_again_stay() -> None:
     } == expected
 
 
+def test_a_kernel_measured_beside_something_else_keeps_what_it_had() -> None:
+    def wires(name: str, factor: float, **couplings: object) -> Interconnect:
+        record = ContentionRecord(compute_factor=factor, communication_factor=1.0, compute_s=1.0, communication_s=1.0)
+        return Interconnect(backend="nccl", own_contention={"one": {name: record}}, **couplings)
+
+    coupling = Coupling(compute_factor=1.5, communication_factor=1.0, tail_share=1.0)
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    first = wires("all_gather 2 float32 8", 1.25, own_couplings={"one": coupling})
+    second = wires("wait 2 float32 8", 1.5, own_message_couplings={"wait": {"one": coupling}})
+    found = merged(merged(profile, "nvlink", first), "nvlink", second).interconnects["nvlink"]
+    factors = {name: each.compute_factor for name, each in found.own_contention["one"].items()}
+    assert factors == {"all_gather 2 float32 8": 1.25, "wait 2 float32 8": 1.5}
+    assert (found.own_couplings, found.own_message_couplings) == ({"one": coupling}, {"wait": {"one": coupling}})
+
+
 def test_roles_in_messages_that_were_not_measured_again_stay() -> None:
     def wires(**factors: dict[str, float]) -> Interconnect:
         roles = {

@@ -90,6 +90,8 @@ def test_scenarios_that_share_a_kernel_ask_for_it_once() -> None:
         ("zero2", {"all_gather", "reduce_scatter"}, "all_gather"),
         ("zero3", {"all_gather", "reduce_scatter", "all_reduce"}, "all_gather"),
         ("zero3", {"all_reduce"}, "all_reduce"),  # of HSDP, between nodes
+        ("ddp", {"send_recv", "exchange"}, "wait"),  # of a pipeline alone
+        ("ddp", {"send_recv", "all_reduce"}, "all_reduce"),  # and under data parallelism
     ],
 )
 def test_the_collective_is_the_scenarios_own(strategy: str, kinds: set[str], expected: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from calibrate import contention, p2p_contention
 from calibrate.collectives import Wanted
+from calibrate.jobs import Job
+from calibrate.own_contention import WAIT, OwnKernel
 from calibrate.p2p_contention import MessageContention, messages
 from perfmodel.units import MIB
 from tests.calibrate.test_contention import Gpu, Side
@@ -138,3 +141,20 @@ def test_nothing_is_begun_when_time_is_up(bench):
     timed = bench(Timed())
     timed._agreed = lambda values_s, operator=None: values_s
     assert timed.message_records(0.0) == {}
+
+
+def test_a_scenarios_own_kernels_are_measured_where_a_receive_waits(bench, monkeypatch):
+    """On the rank that receives alone, beside a message of the long size."""
+    gpu = Timed(1.25)
+    timed = bench(gpu)
+    timed._agreed = lambda values_s, operator=None: [*values_s[:-1], 1.0] if len(values_s) > 1 else values_s
+    monkeypatch.setattr(contention.torch, "cuda", SimpleNamespace(**vars(contention.torch.cuda), empty_cache=lambda: 0))
+    monkeypatch.setattr(contention, "tf32", lambda device, is_used: nullcontext())
+    monkeypatch.setattr(contention, "materialise", lambda operation, device: gpu.call(KERNEL_S))
+    monkeypatch.setitem(WIRE_S, 64 * MIB, 0.03)
+    kernel = OwnKernel(Job("aten.mm.default(...)", None, False, "scenario"), WAIT, 1, 0.5)
+    found = timed.own_waiting([kernel], 100.0, print)
+    (pair,) = found["aten.mm.default(...)"].items()
+    assert pair[0] == "wait 2 float32 67108864"
+    assert pair[1].compute_factor == pytest.approx(1.25)
+    assert timed.is_computing  # again, for what follows

@@ -89,6 +89,10 @@ def test_a_message_slows_a_rank_by_the_couplings_of_its_role() -> None:
     assert [each.compute_factor[0] for each in found] == [1.5, 9.0, 1.125]  # receive: as beside collectives
     assert [each.communication_factor[0] for each in found] == [2.0, 9.0, 1.0]
     assert [each.tail_s[0] for each in found] == [2.5, 10.0, 10.0]
+    own = {"wait": {kernel_key(program.operations[0]): wired(own=(1.75, 1.0, 1.0)).couplings["own"]}}
+    by_role = [beside_message(known.model_copy(update={"own_message_couplings": own}), "wait")] * 3
+    found = slowdowns(program, [cost("gemm")], np.array([0]), np.array([10.0]), by_role)
+    assert found[0].compute_factor[0] == 1.75
 
 
 def test_the_kernels_of_a_list_are_placed_one_by_one() -> None:

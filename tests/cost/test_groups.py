@@ -73,6 +73,28 @@ def test_routes(group: str, ranks: int, dp: int, nodes: int, expected: tuple[str
     assert routed(group, ranks, scenario(dp, nodes)) == expected
 
 
+@pytest.mark.parametrize(
+    ("stages", "dp", "nodes", "messages", "reductions"),
+    [
+        (2, 2, 2, ("fast", 1), ("slow", 2)),  # a pipeline on each node, and ranks of both in each reduction
+        (2, 4, 2, ("fast", 1), ("slow", 2)),
+        (4, 2, 4, ("slow", 1), ("slow", 2)),  # of four groups that reduce, each node has two ranks
+    ],
+)
+def test_routes_of_pipelines(
+    stages: int, dp: int, nodes: int, messages: tuple[str, int], reductions: tuple[str, int]
+) -> None:
+    ranks = stages * dp
+    parallelism = {"dp": dp, "strategy": "ddp", "pp": {"stages": stages, "micro_batches": 4}}
+    hardware = {"profile": "toy.json", "gpus": ranks, "nodes": nodes}
+    asked = Scenario.model_validate(
+        scenario().model_dump(exclude_unset=True)
+        | {"batch": {"size": 4, "sequence_length": 8}, "parallelism": parallelism, "hardware": hardware}
+    )
+    assert routed("pp", 2, asked) == routed("pp 0-1", 2, asked) == messages
+    assert routed("replicate", dp, asked) == reductions
+
+
 @pytest.mark.parametrize("group", ["dp", "shard", "replicate", "reshard"])
 def test_inside_one_node_every_group_has_the_scenario_s_wires(group: str) -> None:
     assert routed(group, 2, scenario(nodes=1, interconnect="fast")) == ("fast", 1)

@@ -67,9 +67,10 @@ def test_ddp_sends_its_state_makes_one_bucket_and_rebuilds_it_in_the_second_step
     assert bytes_of(made.setup) == [1800, -shared, 1800]
     assert made.rebuild is not None
     assert made.rebuild.step == 2
-    assert made.runs[made.rebuild.made.run].phase == "forward"
-    assert made.rebuild.made.event == made.runs[made.rebuild.made.run].segment.start
-    assert bytes_of(made.rebuild.made.instructions) == [600, 1200]
+    (rebuilt,) = made.rebuild.made
+    assert made.runs[rebuilt.run].phase == "forward"
+    assert rebuilt.event == made.runs[rebuilt.run].segment.start
+    assert bytes_of(rebuilt.instructions) == [600, 1200]
     assert bytes_of(made.rebuild.replaced) == [-bucket]
 
 
@@ -80,7 +81,8 @@ def test_a_static_graph_is_recorded_first_so_that_buckets_are_rebuilt_a_step_lat
     assert bytes_of(made.setup) == [1800, -shared, 1800, 3 * 4]
     assert made.rebuild is not None
     assert made.rebuild.step == 3
-    assert bytes_of(made.rebuild.made.instructions) == [600, 1200]
+    (rebuilt,) = made.rebuild.made
+    assert bytes_of(rebuilt.instructions) == [600, 1200]
     assert bytes_of(made.rebuild.replaced) == [-bucket]
     assert used not in [-row for row in bytes_of(made.rebuild.replaced)]
     assert spelt(made) == spelt(plain)

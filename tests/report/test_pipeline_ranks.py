@@ -16,7 +16,7 @@ from perfmodel.report.pipeline_ranks import (
     rank_stages,
 )
 from perfmodel.units import US
-from tests.report.pipelines import EXCHANGES, measured_pipeline, pipeline
+from tests.report.pipelines import EXCHANGES, PIPELINE, measured_pipeline, pipeline
 from tests.report.synthetic import MIB, prediction, scenario
 
 
@@ -68,6 +68,21 @@ def test_shares_of_each_rank() -> None:
     ]
     assert bubble_share(pipeline()) == pytest.approx((4 + 5) / (2 * 25))
     assert rank_shares(prediction()) == []
+
+
+def test_replicas_stand_one_after_another() -> None:
+    known = pipeline()
+    twice = replace(
+        known,
+        scenario=scenario(parallelism={"dp": 2, "strategy": "ddp", "pp": PIPELINE}),
+        rank_memories=known.rank_memories * 2,
+        rank_timelines=known.rank_timelines * 2,
+        rank_programs=known.rank_programs * 2,
+        rank_kernels=known.rank_kernels * 2,
+    )
+    assert [(each.rank, each.stages) for each in rank_shares(twice)] == [(0, (0,)), (1, (1,)), (2, (0,)), (3, (1,))]
+    assert predicted_steps(twice) == predicted_steps(known) * 2
+    assert bubble_share(twice) == pytest.approx(bubble_share(known))
 
 
 def test_without_memory_there_is_no_peak() -> None:

@@ -140,6 +140,11 @@ def test_a_pipeline_has_a_line() -> None:
             },
             "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, 1f1b pipeline of 4 micro-batches on 2 GPUs over nvlink",
         ),
+        (
+            {"parallelism": {"dp": 3, "strategy": "ddp", "pp": {"stages": 2, "micro_batches": 4}}},
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, 1f1b pipeline of 4 micro-batches on 2 GPUs, "
+            "ddp on 3 such pipelines",
+        ),
     ],
 )
 def test_question_in_one_line(changes: dict[str, object], words: str) -> None:

@@ -149,7 +149,7 @@ def rebuilding_program(step: int) -> Program:
     kept, rebuilt = Inserted(ALLOC, 90, 16 * MIB), Inserted(ALLOC, 91, 14 * MIB)
     run = next(index for index, each in enumerate(program.runs) if each.phase == "forward")
     made = Edit(run, program.runs[run].segment.start, (rebuilt,))
-    return replace(program, setup=(kept,), rebuild=Rebuild(step, made, (Inserted(FREE, kept.a),)))
+    return replace(program, setup=(kept,), rebuild=Rebuild(step, (made,), (Inserted(FREE, kept.a),)))
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])

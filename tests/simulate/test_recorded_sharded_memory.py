@@ -193,7 +193,8 @@ def test_peaks_of_zero1_where_the_old_bucket_was_gone_before_the_peak() -> None:
     assert timeline.steady.peak_reserved_bytes == peaks[3]["peak_reserved_bytes"] + 2 * MIB
     (program,) = [each.program for each in programs(ZERO1) if 1 in each.ranks]
     rebuild = program.rebuild
-    soon = rebuild.made._replace(instructions=rebuild.made.instructions + rebuild.replaced)
+    (made,) = rebuild.made
+    soon = (made._replace(instructions=made.instructions + rebuild.replaced),)
     timeline = simulate_memory(replace(program, rebuild=rebuild._replace(made=soon, replaced=())), h200())
     steady, rebuilding = timeline.steady.model_dump(), timeline.rebuilding.model_dump()
     assert [timeline.first.model_dump(), rebuilding, steady, steady] == peaks

@@ -32,7 +32,7 @@ def test_the_shipped_list_holds_out_a_third_of_every_class():
     [
         (DATA_PARALLEL, {"ddp-nvlink", "ddp-host-memory", "ddp-two-nodes", "forms"}, 36),
         (SHARDED, {"zero-nvlink", "zero-settings", "zero-host-memory", "zero-two-nodes"}, 30),
-        (PIPELINES, {"pp-nvlink", "pp-schedules", "pp-host-memory"}, 36),
+        (PIPELINES, {"pp-nvlink", "pp-schedules", "pp-host-memory", "pp-ddp"}, 36),
     ],
     ids=["data-parallel", "sharded", "pipelines"],
 )
@@ -62,7 +62,8 @@ def test_the_pipeline_list_has_every_schedule_wiring_model_and_number_of_gpus():
     sections = [scenario.parallelism.pp for scenario in scenarios]
     assert {section.schedule for section in sections} == set(get_args(Schedule))
     assert {section.stages for section in sections} == {2, 3, 4}
-    assert all(section.stages == s.hardware.gpus for section, s in zip(sections, scenarios, strict=True))
+    assert all(s.parallelism.ranks == s.hardware.gpus for s in scenarios)
+    assert {(s.parallelism.dp, s.parallelism.strategy) for s in scenarios} == {(1, "none"), (2, "ddp")}
     assert {section.micro_batches for section in sections} >= {2, 4, 8, 16, 32}
     assert any(section.layers is not None for section in sections)
     assert {s.hardware.interconnect for s in scenarios} == {"nvlink", "host-memory"}

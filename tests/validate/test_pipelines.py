@@ -1,4 +1,4 @@
-"""Every schedule on two gloo ranks against one process that has the whole model and batch; what must not hang; the file."""
+"""Every schedule on gloo ranks against one process that has the whole model and batch; what must not hang; the file."""
 
 import os
 import re
@@ -6,23 +6,27 @@ import runpy
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement, save_measurement
-from perfmodel.program.pipeline.orders import Compute
+from perfmodel.program.pipeline.orders import SPLITTING, Compute
 from perfmodel.program.pipeline.schedules import rank_actions
+from perfmodel.program.program import COLLECTIVE
+from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_file import EventKind
 from validate.pipelines import SEED
 from validate.run import measure
 from validate.worker import Effort
 
-SCRIPT = Path(__file__).parent / "rank_pipelines.py"
+SCRIPT, REPLICAS = (Path(__file__).parent / name for name in ("rank_pipelines.py", "rank_replicas.py"))
 ROOT = Path(__file__).parent.parent.parent
-of_rank = runpy.run_path(str(SCRIPT))
+of_rank, of_replica = runpy.run_path(str(SCRIPT)), runpy.run_path(str(REPLICAS))
 RANKS, TRIED, SCHEDULES, scenario = (of_rank[name] for name in ("RANKS", "TRIED", "SCHEDULES", "scenario"))
 TIED = {
     "gpt2": ("transformer.wte.weight", "lm_head.weight"),
@@ -33,9 +37,9 @@ QUICK = Effort(
 )
 
 
-def launch(folder, *arguments):
+def launch(folder, *arguments, script=SCRIPT, ranks=RANKS):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run_ranks(Launch("pipelines", [str(SCRIPT), str(folder), *arguments], RANKS, "cpu", folder, 120.0, environment))
+    run_ranks(Launch("pipelines", [str(script), str(folder), *arguments], ranks, "cpu", folder, 120.0, environment))
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +50,12 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
-def alone(name):
-    """Gradients of the whole module over the whole batch at once."""
-    asked = scenario(name)
+def alone(asked, replicas=1):
+    """Gradients of the whole module over the whole batch, of all replicas, at once."""
     torch.manual_seed(0)
     module = build_module(asked)
-    inputs = make_inputs(asked, "cpu", torch.Generator().manual_seed(SEED))
+    batches = [make_inputs(asked, "cpu", torch.Generator().manual_seed(SEED + number)) for number in range(replicas)]
+    inputs = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     TrainingStep(module, inputs, make_optimizer(module.parameters(), asked), asked).run()
     return {key: parameter.grad for key, parameter in module.named_parameters()}
 
@@ -63,7 +67,7 @@ def test_gradients_are_those_of_the_whole_batch(ranks, name):
     if name in TIED:  # the shared matrix is in two parts, each with its own share of the gradient
         embeddings, head = TIED[name]
         found[embeddings] = found[embeddings] + found.pop(head)
-    expected = alone(name)
+    expected = alone(scenario(name))
     assert found.keys() == expected.keys()
     tolerance = {"atol": 2e-3, "rtol": 0.1} if name == "amp" else {"atol": 1e-7, "rtol": 1e-4}
     for key, gradient in found.items():
@@ -75,6 +79,57 @@ def test_what_is_computed_is_what_the_program_computes(ranks, schedule):
     programs = rank_actions(schedule, RANKS, 4, SCHEDULES[schedule])
     for rank, program in zip(ranks, programs, strict=True):
         assert rank[schedule]["actions"] == [tuple(each) for each in program if isinstance(each, Compute)]
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
+    """What each rank of each replica wrote."""
+    folder, count = tmp_path_factory.mktemp("replicas"), of_replica["STAGES"] * of_replica["DP"]
+    launch(folder, script=REPLICAS, ranks=count)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
+
+
+@pytest.mark.parametrize("name", of_replica["AS_VIEW"])
+def test_replicas_have_gradients_of_all_batches_together(replicas, name):
+    expected = alone(of_replica["scenario"](name), replicas=of_replica["DP"])
+    for first in range(0, len(replicas), of_replica["STAGES"]):
+        ranks = replicas[first : first + of_replica["STAGES"]]
+        found = {key: gradient for rank in ranks for key, gradient in rank[name]["gradients"].items()}
+        assert found.keys() == expected.keys()
+        for key, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[key], atol=1e-7, rtol=1e-4)
+    first, _, second, _ = (rank[name]["inputs"].get("input_ids") for rank in replicas)
+    assert not torch.equal(first, second)  # each replica has a batch of its own
+
+
+def done(program, stages):
+    """What a program does with gradients, as :func:`rank_replicas.record` writes it down."""
+    found, columns, left = [], program.instructions, iter(stages)
+    for number, run in enumerate(program.runs):
+        if run.phase not in ("forward", "backward"):
+            continue
+        stage = next(left)
+        found.append(("F" if run.phase == "forward" else "B", stage, run.micro_batch))
+        for at in np.flatnonzero(columns.run == number).tolist():
+            if columns.kind[at] == EventKind.GRAD_READY:
+                found.append(("ready", stage, program.trace.parameters[columns.a[at]].tensor.shape))
+            elif columns.kind[at] == COLLECTIVE and program.collectives[columns.a[at]].kind == "all_reduce":
+                found.append(("reduce", program.collectives[columns.a[at]].size_bytes))
+        found.append(("end",))
+    return found
+
+
+@pytest.mark.parametrize("name", of_replica["AS_VIEW"])
+def test_buckets_are_reduced_when_the_program_reduces_them(replicas, name):
+    asked = of_replica["scenario"](name)
+    section = asked.parallelism.pp
+    actions = rank_actions(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
+    for each in rank_programs(asked):
+        stages = [action.stage for action in actions[each.ranks[0]] if isinstance(action, Compute)]
+        expected = done(each.program, stages)
+        assert sum(event[0] == "reduce" for event in expected) > 2 * section.virtual_stages
+        for rank in each.ranks:
+            assert replicas[rank][name]["log"] == expected
 
 
 def test_a_step_has_three_phases(ranks):
@@ -97,12 +152,15 @@ def test_a_stage_that_gives_another_type_ends_in_a_sentence(tmp_path):
     assert time.monotonic() - started_s < 55  # a rank waits for another for 60
 
 
+PIPELINE = {"stages": 2, "micro_batches": 4}
+
+
 def two(parallelism=None, gpus=2, batch=4, **keys):
     data = {
         "name": "tiny",
         "model": {"family": "gpt", "size": "tiny"},
         "batch": {"size": batch, "sequence_length": 8},
-        "parallelism": {"pp": {"stages": 2, "micro_batches": 4}} | (parallelism or {}),
+        "parallelism": {"pp": PIPELINE} | (parallelism or {}),
         "hardware": {"profile": "cpu.json", "gpus": gpus},
     }
     return Scenario.model_validate(data | keys)
@@ -126,11 +184,41 @@ def test_a_pipeline_is_measured_with_what_each_stage_computed_when(tmp_path):
     assert load_measurement(path) == measured
 
 
+def test_replicas_of_a_pipeline_are_measured_rank_by_rank():
+    measured = measure(two({"dp": 2, "strategy": "ddp"}, gpus=4), "cpu", effort=QUICK, timeout_s=120)
+    assert list(measured.phases_s) == ["zero_grad", "pipeline", "optimizer"]
+    stages = [{each.stage for each in rank.actions} for rank in measured.ranks]
+    assert stages == [{0}, {1}, {0}, {1}]
+    assert all(len(rank.actions) == 8 for rank in measured.ranks)
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (two(gpus=4), "tiny: hardware.gpus must be parallelism.pp.stages (got gpus=4, stages=2)"),
-        (two({"dp": 2, "strategy": "ddp"}), "tiny: parallelism.dp must be 1 with a pipeline (got 2)"),
+        (
+            two(gpus=4),
+            "tiny: hardware.gpus must be parallelism.pp.stages x dp (got gpus=4, stages=2, dp=1). Set 2.",
+        ),
+        (
+            two({"dp": 2, "strategy": "ddp"}),
+            "tiny: hardware.gpus must be parallelism.pp.stages x dp (got gpus=2, stages=2, dp=2). Set 4.",
+        ),
+        (two({"dp": 2}, gpus=4), "tiny: several GPUs must train with a strategy of naive, flat, overlap, ddp, "),
+        (
+            two({"dp": 2, "strategy": "zero2"}, gpus=4),
+            "tiny: parallelism.strategy must be ddp with a pipeline (got zero2), or left out where there is one.",
+        ),
+        (
+            two({"dp": 2, "strategy": "ddp", "static_graph": True}, gpus=4),
+            "tiny: parallelism.static_graph must be false with a pipeline (got true)",
+        ),
+        *(
+            (
+                two({"dp": 2, "strategy": "ddp", "pp": PIPELINE | {"schedule": schedule, "virtual_stages": 2}}, gpus=4),
+                f"tiny: parallelism.pp.schedule must not split backwards with dp=2 (got {schedule}): ",
+            )
+            for schedule in SPLITTING
+        ),
         (two(mode="forward"), "tiny: mode must be train with a pipeline (got forward)"),
         (two(training={"gradient_accumulation": 2}), "tiny: training.gradient_accumulation must be 1 with a pipeline"),
         (two(optimizer={"max_grad_norm": 1.0}), "tiny: optimizer.max_grad_norm must be left out with a pipeline"),

@@ -19,6 +19,7 @@ from perfmodel.workload.scenario import Schedule
 
 ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
 THERE_AND_BACK: tuple[Schedule, ...] = ("zbv-zero-bubble", "dualpipev")
+SPLITTING: tuple[Schedule, ...] = ("interleaved-zero-bubble", *THERE_AND_BACK)
 _IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
 
 

@@ -5,8 +5,14 @@ A batch of messages is one group of NCCL's, on the stream of the pipeline's comm
 stream of a communicator of the two ranks, which both directions share. Either waits for what the compute stream was
 given so far, and the compute stream for it where torch waits for its work.
 
-Sources: torch/distributed/pipelining/schedules.py, torch/distributed/distributed_c10d.py (``batch_isend_irecv``),
-ProcessGroupNCCL.cpp (``pointToPoint``, ``endCoalescing``).
+Under data parallelism there are several such pipelines. Rank r of p x d ranks has the stages of rank r mod p of a
+pipeline; the d ranks that have the same ones reduce gradients over a communicator of theirs, with one
+DistributedDataParallel around each stage. torch runs all forwards of a stage, and all its backwards but the last,
+under no_sync, and has the last one's gradients reduced, to which those of the others were added.
+
+Sources: torch/distributed/pipelining/schedules.py, stage.py (``forward_maybe_with_nosync``,
+``backward_maybe_with_nosync``), torch/distributed/distributed_c10d.py (``batch_isend_irecv``), ProcessGroupNCCL.cpp
+(``pointToPoint``, ``endCoalescing``).
 """
 
 from __future__ import annotations
@@ -15,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from perfmodel.program.editor import COMMUNICATION
+from perfmodel.program.ddp import Wrapped, buffer_sizes, ddp
+from perfmodel.program.editor import COMMUNICATION, Editor
 from perfmodel.program.pipeline import schedules
 from perfmodel.program.pipeline.schedules import Action, Await, Compute, Post
 from perfmodel.program.pipeline.storages import in_flight, with_all_inputs
@@ -27,6 +34,7 @@ from perfmodel.program.program import (
     Collective,
     Edit,
     Inserted,
+    Members,
     Message,
     PhaseRun,
     Program,
@@ -41,12 +49,12 @@ from perfmodel.workload.trace_store import get_optimizer_trace, get_part_trace
 
 PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
-GROUP = "pp"
+GROUP, REPLICAS = "pp", "replicate"
 BATCH, SEND, RECEIVE = "batch_isend_irecv", "isend", "irecv"
 
 
 def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, ...]:
-    """Of each rank in order.
+    """Of each rank of one pipeline in order; those of other replicas are alike.
 
     batches_all: as torch before 2.12 posts messages, see :mod:`perfmodel.program.pipeline.schedules`.
 
@@ -92,7 +100,7 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
         )
     boundaries = {part.stage: trace for part, trace in zip(parts, traces, strict=True)}
     steady, first = (_Step(rank, actions, parts, traces, joined, boundaries, is_first) for is_first in (False, True))
-    return Program(
+    program = Program(
         joined,
         tuple(steady.runs),
         tuple(first.runs),
@@ -102,6 +110,27 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
         exchanges=tuple(steady.exchanges),
         in_flight=in_flight(joined),
     )
+    section = scenario.parallelism
+    if section.dp == 1:
+        return program
+    editor = Editor(program, Members(REPLICAS, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
+    return ddp(editor, scenario, _wrapped(steady, parts, traces))
+
+
+def _wrapped(step: _Step, parts: Sequence[Part], traces: Sequence[Trace]) -> list[Wrapped]:
+    """Each stage; schedules that split backwards, which DistributedDataParallel does not see, have no part in this."""
+    stops = list(accumulate(len(trace.parameters) for trace in traces))
+    return [
+        Wrapped(
+            range(stop - len(trace.parameters), stop),
+            buffer_sizes(trace),
+            tuple(step.forwards[part.stage]),
+            step.last_backward[part.stage],
+            step.last_backward[part.stage],
+            shares_buffers=False,
+        )
+        for part, trace, stop in zip(parts, traces, stops, strict=True)
+    ]
 
 
 def _parts(actions: Iterable[Action]) -> list[Part]:
@@ -110,7 +139,7 @@ def _parts(actions: Iterable[Action]) -> list[Part]:
 
 
 class _Step:
-    """The runs and edits of one step of a rank."""
+    """The runs and edits of one step of a rank. forwards, last_backward: runs, by stage."""
 
     def __init__(
         self,
@@ -132,6 +161,8 @@ class _Step:
         self._has_several = any(each.micro_batch > 0 for each in backwards)
         self._making = {each.stage: each.micro_batch for each in reversed(backwards)}  # whose backward makes gradients
         self.runs: list[PhaseRun] = []
+        self.forwards: dict[int, list[int]] = {}
+        self.last_backward: dict[int, int] = {}
         self.edits: list[Edit] = []
         self.collectives: dict[Collective, int] = {}
         self.exchanges: list[tuple[Message, ...]] = []
@@ -179,6 +210,10 @@ class _Step:
         traced = 0 if action.micro_batch == self._making[action.stage] else 1
         is_whole = action.kind == "W" and action.stage == 0  # its input has no gradient
         self._pending.append(Inserted(HOST, call=f"pp {PHASES['B' if is_whole else action.kind]}"))
+        if action.kind == "F":
+            self.forwards.setdefault(action.stage, []).append(len(self.runs))
+        else:
+            self.last_backward[action.stage] = len(self.runs)
         self._run(PHASES[action.kind], action.micro_batch, self._segment(part, PHASES[action.kind], traced))
 
     def _run(self, phase: str, micro_batch: int, segment: Segment) -> None:

@@ -1,4 +1,4 @@
-"""Programs of ranks: what they run and send, and that the engine ends each action when a plain execution does."""
+"""Programs of ranks: what they run, send and reduce, and that the engine ends each action when a plain execution does."""
 
 from __future__ import annotations
 
@@ -12,40 +12,57 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.pipeline import programs
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
-from perfmodel.program.program import COLLECTIVE, HOST, Program
+from perfmodel.program.program import COLLECTIVE, HOST, RECORD, Collective, Inserted, Program
+from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate import engine
 from perfmodel.simulate.step_work import step_work
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Boundary, BoundaryTensor, Segment, StepEvents, Trace
+from perfmodel.workload.trace_file import (
+    Boundary,
+    BoundaryTensor,
+    EventKind,
+    Parameter,
+    Segment,
+    StepEvents,
+    Storage,
+    StorageKind,
+    Trace,
+)
+from tests.program.forms import spelt
 from tests.simulate.steps import ops, program_of
 
 from . import executor
 
 FORWARD, BACKWARD, INPUT, WEIGHT, REST = range(5)  # operators of a part
+SIZES, READY = (100, 300), (1, 0)  # elements of a part's parameters; in which order their gradients are ready
 LASTS = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
 HOST_S = 1e-7
 
 
-def scenario(schedule: str, ranks: int, micro_batches: int, virtual_stages: int = 1) -> Scenario:
+def scenario(
+    schedule: str, ranks: int, micro_batches: int, virtual_stages: int = 1, dp: int = 1, **parallelism: Any
+) -> Scenario:
     section = {"stages": ranks, "schedule": schedule, "micro_batches": micro_batches, "virtual_stages": virtual_stages}
     return Scenario.model_validate(
         {
             "model": {"family": "gpt", "size": "small"},
             "batch": {"size": micro_batches, "sequence_length": 8},
-            "parallelism": {"pp": section},
-            "hardware": {"profile": "p", "gpus": ranks, "interconnect": "nvlink"},
+            "parallelism": {"dp": dp, "strategy": "none" if dp == 1 else "ddp", "pp": section, **parallelism},
+            "hardware": {"profile": "p", "gpus": ranks * dp, "interconnect": "nvlink"},
         }
     )
 
 
 def part(is_first: bool, is_last: bool, split: bool) -> Trace:
-    """One operator a phase."""
+    """One operator a phase, and in a whole backward one more behind the gradient of each parameter."""
     phases: list[tuple[str, int, list[Any]]] = [("zero_grad", -1, [])]
     for micro_batch in range(2):
         phases.append(("forward", micro_batch, ops(FORWARD)))
-        backwards = [("backward_input", INPUT), ("backward_weight", WEIGHT)] if split else [("backward", BACKWARD)]
-        phases += [(phase, micro_batch, ops(operator)) for phase, operator in backwards]
+        ready = [row for index in READY for row in ((EventKind.GRAD_READY, index), *ops(REST))]
+        whole = [("backward", [*ops(BACKWARD), *ready])]
+        backwards = [("backward_input", ops(INPUT)), ("backward_weight", ops(WEIGHT))] if split else whole
+        phases += [(phase, micro_batch, rows) for phase, rows in backwards]
     phases += [("scale", -1, []), ("optimizer", -1, ops(REST))]
     trace = program_of(*phases).trace
     message = BoundaryTensor(TensorSpec((4,), (1,), "float32"), (), ())
@@ -56,7 +73,14 @@ def part(is_first: bool, is_last: bool, split: bool) -> Trace:
         gives_gradient=None if is_first else message,
         output=message,
     )
-    return replace(trace, boundary=boundary)
+    parameters = tuple(
+        Parameter(f"p{index}", TensorSpec.parse(f"float32[{size}]"), index) for index, size in enumerate(SIZES)
+    )
+    persistent = (
+        *(Storage(each.storage, each.tensor.bytes, StorageKind.PARAMETER) for each in parameters),
+        Storage(len(parameters), 64, StorageKind.BUFFER),
+    )
+    return replace(trace, boundary=boundary, parameters=parameters, persistent=persistent)
 
 
 @pytest.fixture(autouse=True)
@@ -190,3 +214,98 @@ def test_the_host_is_taken_by_what_torch_adds_to_each_action() -> None:
         assert [phase for _, phase in found] == computing
         assert {call for call, phase in found if phase == "backward_weight"} == {first, "pp backward_weight"}
         assert all(call == f"pp {phase}" for call, phase in found if phase != "backward_weight")
+
+
+BACKWARDS = ["op1", "grad_ready 1", "op4", "grad_ready 0", "op4"]
+CAP_MB = 1200 / 2**20  # either parameter of a part has a bucket, the larger one, ready first, the first
+
+
+def test_replicas_reduce_in_the_last_backward_what_is_ready() -> None:
+    """The last of two ranks, whose messages go alone: what is received is awaited, what is sent at the end."""
+    _, program = pipeline_programs(scenario("gpipe", 2, 2, dp=2, bucket_cap_mb=CAP_MB), False)
+    words = spelt(program)
+    receive = ["record {}", "@wait {}", "@reduce 16 <irecv>", "@record {}", "wait {} <irecv wait>"]
+    send = ["record {}", "@wait {}", "@reduce 16 <isend>", "@record {}"]
+
+    def marked(rows: list[str], *marks: int) -> list[str]:
+        return [row.format(mark) for row, mark in zip(rows, marks, strict=True)]
+
+    assert words == [
+        *marked(receive, 0, 0, 0, 1, 1),
+        "host 0 <pp forward>",
+        "host 0 <ddp forward>",
+        "op0",
+        *marked(receive, 2, 2, 0, 3, 3),
+        "host 0 <pp forward>",
+        "host 0 <ddp forward>",
+        "op0",
+        "host 0 <pp backward>",
+        *BACKWARDS,
+        *marked(send, 4, 4, 0, 5),
+        "host 0 <pp backward>",
+        *BACKWARDS[:2],
+        "mul <ddp parameter>",
+        *("record 8", "@wait 8", "@reduce 1200 <ddp bucket>", "@record 9"),
+        *BACKWARDS[2:4],
+        "mul <ddp parameter>",
+        *("record 10", "@wait 10", "@reduce 400 <ddp bucket>", "@record 11"),
+        *BACKWARDS[4:],
+        *("wait 9 <wait>", "copy_ <ddp parameter>", "wait 11 <wait>", "copy_ <ddp parameter>"),
+        *marked(send, 6, 6, 0, 7),
+        *("wait 5 <isend wait>", "wait 7 <isend wait again>"),
+        "op4",
+    ]
+
+
+@pytest.mark.parametrize("batches_all", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2)]
+)
+def test_every_stage_is_reduced_once_over_its_own_communicator(
+    schedule: str, virtual_stages: int, batches_all: bool
+) -> None:
+    """Buffers are not sent: torch runs forwards under no_sync."""
+    plain, made = (pipeline_programs(scenario(schedule, 2, 4, virtual_stages, dp=dp), batches_all) for dp in (1, 3))
+    for rank, (one, program) in enumerate(zip(plain, made, strict=True)):
+        columns = program.instructions
+        at = np.flatnonzero(columns.kind == COLLECTIVE)
+        groups = [program.collectives[number].group for number in columns.a[at].tolist()]
+        reductions = at[[group == "replicate" for group in groups]]
+        assert {program.collectives[number] for number in columns.a[reductions].tolist()} == {
+            Collective("all_reduce", "float32", 1600, 3, "replicate")
+        }
+        backwards = [number for number, run in enumerate(program.runs) if run.phase == "backward"]
+        actions = rank_actions(schedule, 2, 4, virtual_stages)[rank]
+        stages = [each.stage for each in actions if isinstance(each, Compute) and each.kind == "B"]
+        last = dict(zip(stages, backwards, strict=True))
+        assert columns.run[reductions].tolist() == sorted(last.values())
+        others = set(columns.stream[np.setdiff1d(at, reductions)].tolist())
+        assert not set(columns.stream[reductions].tolist()) & {0, *others}
+        marks = columns.a[columns.kind == RECORD].tolist()
+        assert len(set(marks)) == len(marks)
+        assert one.exchanges == program.exchanges
+        assert [run.phase for run in one.runs] == [run.phase for run in program.runs]
+
+
+def test_each_stage_of_a_rank_has_buckets_which_are_rebuilt_before_its_second_step_begins() -> None:
+    """Four parts of 1600 bytes and a buffer of 64, of which a rank has two: in the first step one bucket each, then two
+    each.
+    """
+    for program in pipeline_programs(scenario("interleaved-1f1b", 2, 4, 2, dp=2, bucket_cap_mb=CAP_MB), False):
+        made = [row for row in program.setup if row.kind == EventKind.ALLOC]
+        assert [row.b for row in made] == [1664, 1600] * 2  # sent when it is wrapped; the bucket
+        buckets = [made[1].a, made[3].a]
+        assert [row.a for row in program.setup if row.kind == EventKind.FREE] == [made[0].a, made[2].a]
+        assert program.rebuild is not None
+        assert program.rebuild.step == 2
+        assert program.rebuild.replaced == tuple(Inserted(EventKind.FREE, number) for number in buckets)
+        forwards = [number for number, run in enumerate(program.runs) if run.phase == "forward"]
+        assert [edit.run for edit in program.rebuild.made] == [forwards[0], forwards[2]]  # the third is of the other
+        for edit in program.rebuild.made:
+            assert edit.event == program.runs[edit.run].segment.start
+            assert [row.b for row in edit.instructions] == [1200, 400]
+
+
+def test_ranks_of_the_same_stages_are_alike() -> None:
+    found = rank_programs(scenario("1f1b", 2, 4, dp=3))
+    assert [each.ranks for each in found] == [(0, 2, 4), (1, 3, 5)]

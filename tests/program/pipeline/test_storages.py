@@ -9,7 +9,7 @@ import pytest
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.storages import with_all_inputs
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import StorageKind
 from perfmodel.workload.trace_store import get_part_trace
@@ -19,7 +19,9 @@ ACTIVATION = TOKENS * WIDTH * 4
 PROFILE = Profile(name="p", device=Device(kind="cuda", name="g", memory_bytes=10**12))
 
 
-def scenario(schedule: str = "1f1b", micro_batches: int = 4, stages: int = 2, virtual_stages: int = 1) -> Scenario:
+def scenario(
+    schedule: str = "1f1b", micro_batches: int = 4, stages: int = 2, virtual_stages: int = 1, **parallelism: Any
+) -> Scenario:
     section: dict[str, Any] = {
         "stages": stages, "schedule": schedule, "micro_batches": micro_batches, "virtual_stages": virtual_stages,
         "layers": [1] * stages * virtual_stages,
@@ -30,8 +32,8 @@ def scenario(schedule: str = "1f1b", micro_batches: int = 4, stages: int = 2, vi
         {
             "model": model,
             "batch": {"size": 4 * micro_batches, "sequence_length": 8},
-            "parallelism": {"pp": section},
-            "hardware": {"profile": "p", "gpus": stages, "interconnect": "nvlink"},
+            "parallelism": {"pp": section, **parallelism},
+            "hardware": {"profile": "p", "gpus": stages * parallelism.get("dp", 1), "interconnect": "nvlink"},
         }
     )
 
@@ -74,3 +76,29 @@ def test_steady_steps_end_as_they_begin(schedule: str, virtual_stages: int) -> N
         assert len(steps) >= 2
         assert steps[-1][-1] == steps[-2][-1]
         assert memory.fits
+
+
+def ends(memory: MemoryTimeline, part: str) -> int:
+    """Allocated bytes behind the last such part."""
+    return int([columns.allocated_bytes for each, columns in memory.history if each == part][-1][-1])
+
+
+@pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved-1f1b", 2)])
+def test_replicas_hold_gradients_and_buckets_or_buckets_alone(schedule: str, virtual_stages: int) -> None:
+    """Of all parameters of the rank; in the step that rebuilds them, twice."""
+    settings: list[dict[str, Any]] = [{}, *({"gradient_as_bucket_view": as_view} for as_view in (False, True))]
+    asked = [
+        scenario(schedule, virtual_stages=virtual_stages, **(each | {"dp": 2, "strategy": "ddp"} if each else {}))
+        for each in settings
+    ]
+    for programs in zip(*(pipeline_programs(each, True) for each in asked), strict=True):
+        plain, buckets, views = (simulate_memory(program, PROFILE) for program in programs)
+        held = sum(each.tensor.bytes for each in programs[0].trace.parameters)
+        slack = 512 * len(programs[0].trace.parameters)
+        assert ends(buckets, "steady") - ends(plain, "steady") == pytest.approx(held, abs=slack)
+        assert ends(views, "steady") == pytest.approx(ends(plain, "steady"), abs=slack)
+        assert ends(buckets, "rebuilding") - ends(plain, "steady") == pytest.approx(2 * held, abs=2 * slack)
+        assert buckets.rebuild_step == views.rebuild_step == 2
+        for memory in (buckets, views):
+            steps = [columns.allocated_bytes for part, columns in memory.history if part == "steady"]
+            assert steps[-1][-1] == steps[-2][-1]
