@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch.distributed as dist
 
-from calibrate import communication, contention
+from calibrate import communication_stages, contention
 from calibrate.communication import Found, Request, exact_collectives, measure, measured_in
 from calibrate.jobs import job
 from calibrate.merging import merged
@@ -200,8 +200,8 @@ class Clock:
 
 def test_a_sweep_leaves_what_it_does_not_need_to_the_next(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(communication, "time", clock)
-    worker = communication.Worker(replace(QUICK, ranks=3, budget_s=40.0), Waiting(), Found())
+    monkeypatch.setattr(communication_stages, "time", clock)
+    worker = communication_stages.Worker(replace(QUICK, ranks=3, budget_s=40.0), Waiting(), Found())
     worker._sweeps = {3: Group(clock, 4.0), 2: Group(clock, 12.0)}
     names = []
     monkeypatch.setattr(worker, "_first_pass", worker._sweep)
@@ -230,7 +230,7 @@ ON_GPUS = Request("nvlink", 2, "cuda", 60.0, stages=("contention", "transfers"),
     ],
 )
 def test_own_kernels_are_a_stage_of_their_own(changes, names):
-    worker = communication.Worker(replace(ON_GPUS, **changes), Waiting(), Found())
+    worker = communication_stages.Worker(replace(ON_GPUS, **changes), Waiting(), Found())
     assert [name for name, _ in worker.stages()] == ["group of 2", *names]
 
 
@@ -254,7 +254,7 @@ def test_all_ranks_measure_the_kernels_of_rank_0(monkeypatch, tmp_path):
     monkeypatch.setattr(contention, "ContentionBench", Bench)
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
     request = replace(ON_GPUS, nodes=2, own_budget_s=9.0)
-    worker = communication.Worker(request, Waiting(), Found())
+    worker = communication_stages.Worker(request, Waiting(), Found())
     dict(worker.stages())["own contention"]()
     assert asked == [((OWN,), 9.0)]
     kept = tmp_path / "kept.json"

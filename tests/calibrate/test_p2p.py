@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.communication import Found, Measured, Request, Worker, measure
+from calibrate.communication import Found, Measured, Request, measure
+from calibrate.communication_stages import Worker
 from calibrate.p2p import CALL_ROUNDS, MessageStage
 from perfmodel.cost.collectives import collective_cost
 from perfmodel.units import KIB
