@@ -24,61 +24,17 @@ kind are not seen to wait: their start is known ahead.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.meeting import Clock, Meeting
+from perfmodel.simulate.items import Item, Lane
+from perfmodel.simulate.meeting import Clock
 
 CHUNK = 512  # entries of one pass while communication is near
 MOMENT_S = 1e-9  # less is rounding: what begins as something ends
-
-
-@dataclass
-class Item:
-    """One piece of work of a lane. ready_s: when its launch has arrived. after_entry: number of the entry, counted over
-    all steps, that must have ended, with all before it (-1: none). after_items: items that must have, too. kind: which
-    slowdown holds while it runs, -1 for none. meetings: of messages, each with its side; they set its end.
-    waiting_kind: as kind, while these wait for another rank.
-    """
-
-    lane: int
-    duration_s: float
-    kind: int
-    ready_s: float
-    after_entry: int = -1
-    after_items: tuple[Item, ...] = ()
-    meetings: tuple[tuple[Meeting, int], ...] = ()
-    waiting_kind: int = -1
-    start_s: float = -1.0
-    end_s: float = -1.0
-    left_s: float = 0.0
-    has_waited: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.end_s >= 0
-
-    @property
-    def moves_s(self) -> float:
-        """From when it does more than wait for another rank."""
-        return max((meeting.moves_s(side) for meeting, side in self.meetings), default=self.start_s)
-
-    @property
-    def met_s(self) -> float:
-        """When its messages have arrived; infinity while that is not known."""
-        return max(meeting.end_s(side) for meeting, side in self.meetings)
-
-
-@dataclass
-class _Lane:
-    waiting: deque[Item] = field(default_factory=deque)
-    running: Item | None = None
-    free_s: float = 0.0
 
 
 class Device:
@@ -114,7 +70,7 @@ class Device:
         self._slowdowns = slowdowns
         self._step_entries = entries
         self._kernels = np.zeros(entries) if kernels is None else kernels
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._ready_s = np.zeros(0)
         self._left_s = np.zeros(0)
         self._whole_s = np.zeros(0)
@@ -154,7 +110,7 @@ class Device:
     def add(self, item: Item) -> None:
         """Append to the item's lane."""
         self.items.append(item)
-        self._lanes.setdefault(item.lane, _Lane()).waiting.append(item)
+        self._lanes.setdefault(item.lane, Lane()).waiting.append(item)
         self._cut(item.after_entry + 1)
 
     def _cut(self, entry: int) -> None:
@@ -209,12 +165,12 @@ class Device:
         """Of a running item, if the compute stream does nothing."""
         return max(item.met_s, self._free_s) if item.meetings else self._free_s + item.left_s
 
-    def _is_blocked(self, running: list[_Lane], time_s: float) -> bool:
+    def _is_blocked(self, running: list[Lane], time_s: float) -> bool:
         """Whether a message may change what happens before then."""
         met = (lane.running is None or not lane.running.meetings or lane.running.met_s < math.inf for lane in running)
         return not all(met) and (time_s == math.inf or time_s > self._horizon_s())
 
-    def _advance(self, lane: _Lane, work_s: float, time_s: float, is_over: bool) -> None:
+    def _advance(self, lane: Lane, work_s: float, time_s: float, is_over: bool) -> None:
         item = lane.running
         assert item is not None
         item.left_s -= work_s
@@ -222,7 +178,7 @@ class Device:
             item.end_s = lane.free_s = time_s
             lane.running = None
 
-    def _next_start_s(self, lane: _Lane) -> float | None:
+    def _next_start_s(self, lane: Lane) -> float | None:
         """When the lane's next item can start, None while that is not known."""
         if lane.running is not None or not lane.waiting:
             return None
@@ -241,7 +197,7 @@ class Device:
         while any(self._start(lane, time_s) for lane in self._lanes.values()):
             pass
 
-    def _start(self, lane: _Lane, time_s: float) -> bool:
+    def _start(self, lane: Lane, time_s: float) -> bool:
         """Start what the lane can; whether the end of an item became known."""
         has_ended = False
         while (start_s := self._next_start_s(lane)) is not None:
@@ -354,7 +310,7 @@ class Device:
     def _columns(self, part: slice) -> np.ndarray:
         return np.arange(part.start, part.stop) % self._step_entries
 
-    def _compute_factor(self, running: list[_Lane], part: slice) -> np.ndarray:
+    def _compute_factor(self, running: list[Lane], part: slice) -> np.ndarray:
         factor = np.ones(part.stop - part.start)
         for lane in running:
             if lane.running is not None and (kind := self._kind(lane.running)) >= 0:
@@ -405,7 +361,7 @@ class Device:
         at_end_s = np.cumsum(gaps_s + beside_s)
         return at_end_s - beside_s, at_end_s
 
-    def _end_of(self, lane: _Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
+    def _end_of(self, lane: Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
         """When the running item ends, if nothing else changes; infinity if not within these entries."""
         item = lane.running
         assert item is not None
@@ -420,7 +376,7 @@ class Device:
             return float(start_s[index]) + missing_s
         return float(start_s[index]) + missing_s / float(self._rates(item, part)[index])
 
-    def _work_until(self, lane: _Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float) -> float:
+    def _work_until(self, lane: Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float) -> float:
         """Work of the running item done until ``time_s``, where the pass ends."""
         item = lane.running
         assert item is not None

@@ -26,7 +26,8 @@ import numpy as np
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import RECEIVER, SENDER, Clock, Meeting, World
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, PhaseSpan, SideKernel, Timeline

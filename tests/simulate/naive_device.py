@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import MOMENT_S, Item
+from perfmodel.simulate.device import MOMENT_S
+from perfmodel.simulate.items import Item
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Edit, Inserted, Program
-from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import alone
 from perfmodel.simulate.one_clock import simulate_one_clock
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import alone
 
 from .naive_device import Entry, NaiveDevice

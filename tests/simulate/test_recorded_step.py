@@ -16,7 +16,8 @@ import pytest
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch, find_profile, load_profile
-from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import alone
 
 from .streams import INF

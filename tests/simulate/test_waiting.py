@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import Device, Item
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import alone
 from perfmodel.simulate.step_work import step_work
 
