@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,21 +14,19 @@ from calibrate import machine, sentinels
 from calibrate.closing import closing_report
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
-from calibrate.jobs import Job, chosen, job, missing, program_jobs
+from calibrate.jobs import chosen, job, missing
 from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
+from calibrate.opening import Wanted, opened, wanted_of
 from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import Profile, find_base
-from perfmodel.program.pipeline.programs import parts_of_ranks
+from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import single_device_program
-from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
-from perfmodel.workload.trace_store import get_part_trace
 
 BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration
 KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
@@ -36,22 +34,6 @@ SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 NEAR = 0.5  # of the device time: below, the device is what takes long
 POWER, WAITING = "power", "waiting"  # stages that --only may name
-SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
-SAME_MACHINE = (*SAME_DEVICE, "cpu")
-
-
-class _WantedScenario(NamedTuple):
-    """jobs: of all ranks. traces: whose modules and loops over parameters to measure on the host: the step's, or those
-    of the parts of a pipeline. ranks: whose loops alone: of ranks that have several such parts.
-    """
-
-    scenario: Scenario
-    jobs: list[Job]
-    traces: list[Trace]
-    ranks: list[Trace]
-
-
-Wanted = list[_WantedScenario]
 
 
 def calibrate(
@@ -110,8 +92,8 @@ def calibrate(
     """
     machine.check_device(device)
     is_new = not output.exists()
-    draft = _open(output, device, name, resume or bool(scenarios) or bool(only), only, base)
-    wanted = [_wanted(scenario, allow_import) for scenario in scenarios]
+    draft = opened(output, device, name, resume or bool(scenarios) or bool(only), only, base)
+    wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
     budget_s = BUDGET_S[device] if budget_s is None else budget_s
     session = _Session(draft, device, Progress(progress), budget_s, allow_import)
     threads = torch.get_num_threads()
@@ -122,70 +104,6 @@ def calibrate(
             return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
     finally:
         torch.set_num_threads(threads)
-
-
-def _open(
-    output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None, base: str | None
-) -> Draft:
-    facts = machine.machine_facts(device)
-    if output.suffix != ".json":
-        raise PerfModelError(f"--output must end in .json (got {str(output)!r}). Add it.")
-    if output.exists():
-        if not existing:
-            raise PerfModelError(
-                f"{output}: exists already. Go on with --resume, add keys with --scenario, or choose another --output."
-            )
-        if base is not None:
-            raise PerfModelError(f"{output}: must be new for --base (it exists). Choose another --output.")
-        draft = Draft.load(output)
-        _check_same_machine(output, draft.profile, facts)
-        return draft
-    if only:
-        raise PerfModelError(f"{output}: must exist for --only (no such file). Calibrate without --only first.")
-    own: dict[str, Any] = {
-        "name": name or output.stem,
-        "provenance": facts | {"measured_at": datetime.now(UTC).isoformat(timespec="seconds")},
-        "gpus": facts.get("gpus", 1),
-    }
-    if base is not None:
-        return _on_base(output, base, own)
-    return Draft.new(output, Profile(device=machine.device_section(device), **own))
-
-
-def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
-    """A draft in which only the stages of the host are left to do."""
-    known = find_base(base, output)
-    for fact in SAME_DEVICE:
-        before, now = known.provenance.get(fact), own["provenance"].get(fact)
-        if before != now:
-            raise PerfModelError(
-                f"--base must be a profile of this {fact} (got {base}, which says {before!r}; here is {now!r}). Leave "
-                "it out to measure everything."
-            )
-    wires = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
-    profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
-    return Draft(output, profile, kernels=dict(known.kernels))
-
-
-def _wanted(scenario: Scenario, allow_import: bool) -> _WantedScenario:
-    programs = [each.program for each in rank_programs(scenario, allow_import)]
-    jobs = (each for program in programs for each in program_jobs(program, scenario.matmul_tf32))
-    distinct = missing(jobs, ())
-    if scenario.parallelism.pp is None:
-        return _WantedScenario(scenario, distinct, [programs[0].trace], [])
-    parts = dict.fromkeys(part for of_rank in parts_of_ranks(scenario) for part in of_rank)
-    traces = {id(trace): trace for trace in (get_part_trace(scenario, *part) for part in parts)}
-    return _WantedScenario(scenario, distinct, list(traces.values()), [program.trace for program in programs])
-
-
-def _check_same_machine(output: Path, profile: Profile, facts: dict[str, Any]) -> None:
-    for fact in SAME_MACHINE:
-        before, now = profile.provenance.get(fact), facts.get(fact)
-        if before != now:
-            raise PerfModelError(
-                f"{output}: must have been measured with this {fact} (it says {before!r}, here is {now!r})."
-                " Choose another --output."
-            )
 
 
 class _Session:

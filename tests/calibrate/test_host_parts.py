@@ -11,7 +11,7 @@ from torch import nn
 
 from calibrate import host, host_modules, host_optimizers
 from calibrate.host_parts import PartStep, backward_input, build_part, layers_around, part_inputs, time_halves
-from calibrate.session import _wanted
+from calibrate.opening import wanted_of
 from perfmodel.cost.host import host_costs
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import single_device_program
@@ -189,7 +189,7 @@ def test_what_was_measured_is_what_a_part_costs() -> None:
 def test_ranks_of_several_parts_find_all_that_was_measured(precision: str) -> None:
     """Loops over the parameters of all parts: a share of zero_grad and scale is each part's."""
     scenario = pipeline(precision=precision, schedule="zbv-zero-bubble", virtual_stages=2)
-    wanted = _wanted(scenario, False)
+    wanted = wanted_of(scenario, False)
     assert len(wanted.traces) == 3  # the two in the middle are alike
     known = dict(KNOWN)
     for trace in wanted.traces:
