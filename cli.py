@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from perfmodel.cli_options import ABOVE_0, FILE, OneLineErrors, print_rich, question_options, torch_needed, wrote
 from perfmodel.errors import PerfModelError, naming
 
 if TYPE_CHECKING:
     from perfmodel.simulate.prediction import Prediction
 
-FILE = click.Path(path_type=Path)
-ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
-
-class _OneLineErrors(click.Group):
-    """What a user can mend is one line on stderr and exit code 1; anything else keeps its traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except PerfModelError as error:
-            raise click.ClickException(str(error)) from error
-
-
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """How long a training step takes, how much memory it needs and what it waits for."""
-
-
-def _question_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every command that reads a scenario."""
-    command = click.option(
-        "--allow-import", is_flag=True, help="May import (and so execute) the scenario's model.target."
-    )(command)
-    command = click.option("--device", type=click.Choice(["cuda", "cpu"]), help="cpu: this machine, profile cpu.json.")(
-        command
-    )
-    return click.option(
-        "--set",
-        "assignments",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Change a scenario or hardware value; repeatable.",
-    )(command)
 
 
 @main.command()
@@ -61,7 +30,7 @@ def _question_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--memory-snapshot", type=FILE, metavar="FILE", help="Write a pickle for pytorch.org/memory_viz.")
 @click.option("--no-exact-keys", is_flag=True, help="Use the general grid only, no kernel measured for a scenario.")
-@_question_options
+@question_options
 def predict(
     scenario_file: Path,
     as_json: bool,
@@ -80,25 +49,21 @@ def predict(
     else:
         from perfmodel.report.text import report
 
-        _print(report(prediction))
+        print_rich(report(prediction))
     if plot is not None:
         from perfmodel.report.plots import save_plots
 
-        _wrote(save_plots(prediction, plot))
+        wrote(save_plots(prediction, plot))
     if trace is not None:
         from perfmodel.report.chrome_trace import save_chrome_trace
 
         save_chrome_trace(prediction, trace)
-        _wrote([trace])
+        wrote([trace])
     if memory_snapshot is not None:
         from perfmodel.report.memory_snapshot import save_memory_snapshot
 
-        if prediction.memory is None:
-            raise PerfModelError(
-                f"{scenario_file}: memory must be predicted for --memory-snapshot (on a CPU it is not). Leave it out."
-            )
-        save_memory_snapshot(prediction.program, prediction.memory, memory_snapshot)
-        _wrote([memory_snapshot])
+        rank = save_memory_snapshot(prediction, memory_snapshot)
+        wrote([memory_snapshot], "" if rank is None else f" of rank {rank}")
 
 
 def _predict(
@@ -110,17 +75,6 @@ def _predict(
     scenario, profile = load_question(scenario_file, assignments, device)
     with naming(scenario_file):
         return predict_scenario(scenario, profile, exact=exact, allow_import=allow_import)
-
-
-def _print(renderable: Any) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(renderable)
-
-
-def _wrote(paths: list[Path]) -> None:
-    for path in paths:
-        click.echo(f"wrote {path}", err=True)
 
 
 def _refuse_strangers(interconnect: str | None) -> None:
@@ -197,33 +151,20 @@ def calibrate(
     scenarios = [load_scenario(path) for path in scenario_files]
     output = output or Path(f"{device}.json")
     if interconnect is not None:
-        with _torch_needed("calibrate"):
+        with torch_needed("calibrate"):
             from calibrate.interconnect_session import calibrate_interconnect
         limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s, "only": only}
         machines = {"nodes": nnodes, "rendezvous": rdzv}
         if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):
-            _wrote([output])
+            wrote([output])
         else:
             click.echo(f"{output} is written on rank 0's machine", err=True)
         return
-    with _torch_needed("calibrate"):
+    with torch_needed("calibrate"):
         from calibrate.session import calibrate as calibrate_machine
     options |= {"allow_import": allow_import, "budget_s": budget_s}
     calibrate_machine(output, device, scenarios=scenarios, only=only or None, progress=not quiet, **options)
-    _wrote([output])
-
-
-@contextmanager
-def _torch_needed(command: str) -> Iterator[None]:
-    """Around the imports of commands that run models."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "scipy", "transformers", "sympy"):
-            raise
-        raise PerfModelError(
-            f"perfmodel {command}: {error.name} must be installed (it is not). Run pip install '.[torch]'."
-        ) from error
+    wrote([output])
 
 
 @main.command()
@@ -239,11 +180,15 @@ def _torch_needed(command: str) -> Iterator[None]:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--plot", type=FILE, metavar="DIR", help="Write plots of time and memory there.")
 @click.option("--no-exact-keys", is_flag=True, help="Use the general grid only, no kernel measured for a scenario.")
-@_question_options
+@question_options
 def sweep(
     scenario_file: Path, vary: tuple[str, ...], as_json: bool, plot: Path | None, no_exact_keys: bool, **question: Any
 ) -> None:
-    """Predict SCENARIO with every combination of values and rank the configurations."""
+    """Predict SCENARIO with every combination of values and rank the configurations.
+
+    Where SCENARIO has as many hardware.gpus as ranks (parallelism.dp x pp.stages), and hardware.gpus is neither set nor
+    varied, each configuration has as many as its own ranks.
+    """
     from perfmodel.report.sweep_text import sweep_text
     from perfmodel.sweep import parse_vary
     from perfmodel.sweep import sweep as sweep_scenario
@@ -253,14 +198,14 @@ def sweep(
     if plot is not None:
         from perfmodel.report.sweep_plot import save_sweep_plots
 
-        _wrote(save_sweep_plots(result, plot))
+        wrote(save_sweep_plots(result, plot))
 
 
 @main.command()
 @click.argument("name", required=False)
 def formula(name: str | None) -> None:
     """Print the closed forms: all of them, or everything about the one called NAME."""
-    with _torch_needed("formula"):
+    with torch_needed("formula"):
         import sympy  # noqa: F401
     from perfmodel.closed_form.formulas import describe
 
@@ -277,12 +222,12 @@ def formula(name: str | None) -> None:
 @click.option(
     "--recordings", is_flag=True, help="Also record a profiler trace and the allocator's history of each case."
 )
-@_question_options
+@question_options
 def validate(
     file: Path, output: Path, only: tuple[str, ...], device: str | None, assignments: tuple[str, ...], **options: Any
 ) -> None:
     """Run a scenario, or each of a list of cases, for real and hold the prediction against it."""
-    with _torch_needed("validate"):
+    with torch_needed("validate"):
         from validate.cases import choose_cases
         from validate.run import measure_cases
     from perfmodel.comparison import predict_measurements
@@ -294,7 +239,7 @@ def validate(
     for failure in outcome.failures:
         click.echo(f"Error: {failure}", err=True)
     pairs = predict_measurements([*outcome.kept, *outcome.measured], allow_import=options["allow_import"])
-    _print(case_table(accuracy_card(pairs)))
+    print_rich(case_table(accuracy_card(pairs)))
     if outcome.failures:
         raise PerfModelError(
             f"{file}: every case must run ({len(outcome.failures)} of {len(cases)} failed). See above."
@@ -304,13 +249,13 @@ def validate(
 @main.command()
 @click.argument("scenario_file", metavar="SCENARIO", type=FILE)
 @click.argument("trace_file", metavar="TRACE", type=FILE)
-@_question_options
+@question_options
 def diff(scenario_file: Path, trace_file: Path, **question: Any) -> None:
     """Hold the predicted timeline of SCENARIO against TRACE, a torch.profiler Chrome trace, operator by operator."""
     from perfmodel.report.diff import diff_with_trace
     from perfmodel.report.diff_text import diff_report
 
-    _print(diff_report(diff_with_trace(_predict(scenario_file, **question), trace_file)))
+    print_rich(diff_report(diff_with_trace(_predict(scenario_file, **question), trace_file)))
 
 
 @main.command()
@@ -340,10 +285,10 @@ def compare(
         from perfmodel.report.micro_batches_plot import save_micro_batch_plots
         from perfmodel.report.pipeline_plot import save_measured_pipelines
 
-        _wrote(save_accuracy_plots(card, plot))
-        _wrote([*save_micro_batch_plots(card, pairs, plot), *save_measured_pipelines(pairs, plot)])
+        wrote(save_accuracy_plots(card, plot))
+        wrote([*save_micro_batch_plots(card, pairs, plot), *save_measured_pipelines(pairs, plot)])
     if output is not None:
-        _wrote(save_card(card, accuracy_markdown(card), output))
+        wrote(save_card(card, accuracy_markdown(card), output))
     if check is not None:
         refuse_worse(card, check)
 
@@ -360,7 +305,7 @@ def show(name: str) -> None:
     from perfmodel.hardware.profile import find_profile, load_profile
     from perfmodel.report.profile_text import profile_report
 
-    _print(profile_report(load_profile(find_profile(name))))
+    print_rich(profile_report(load_profile(find_profile(name))))
 
 
 @profile.command(name="import")
@@ -372,7 +317,7 @@ def import_(profile_file: Path, measurements: Path, interconnect: str | None) ->
     from calibrate.imported import import_measurements
 
     import_measurements(profile_file, measurements, interconnect)
-    _wrote([profile_file])
+    wrote([profile_file])
 
 
 @main.command()
@@ -395,7 +340,7 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     if plot is not None:
         from perfmodel.report.topology_plot import save_topology_plot
 
-        _wrote([save_topology_plot(graph, plot)])
+        wrote([save_topology_plot(graph, plot)])
     click.echo(text, nl=False)
 
 

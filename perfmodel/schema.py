@@ -49,7 +49,7 @@ def sentence_of(error: ValidationError, model: type[BaseModel], data: object, ki
     if first["type"] == "model_type":
         return f"{key} must be a mapping of keys to values {got}. `perfmodel schema {kind}` lists its keys."
     rule = first["msg"].removeprefix("Input should be ").split(", unable")[0]
-    rule = rule.replace("a valid integer", "an integer").replace("a valid ", "a ")
+    rule = rule.replace("a valid integer", "an integer").replace("a valid tuple", "a list").replace("a valid ", "a ")
     return f"{key} must be {rule} {got}. `perfmodel schema {kind}` says what each key takes."
 
 

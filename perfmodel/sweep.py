@@ -15,6 +15,7 @@ from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
+from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import format_bytes
 from perfmodel.workload.scenario_file import (
@@ -32,6 +33,7 @@ from perfmodel.workload.scenario_file import (
 # 1  first
 SWEEP_VERSION = 1
 MOST_CONFIGURATIONS = 1000
+GPUS = "hardware.gpus"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Outcome:
     """What a prediction says of one configuration.
 
     interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
-    communication that nothing hides. fits: None where memory is not predicted (a CPU). peak_allocated_bytes,
+    communication that nothing hides. gpus: in all. bubble_share: of the step over all ranks of a pipeline; None without
+    one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes,
     device_bytes (in use at the peak): of the rank that needs most, None unless it fits. capacity_bytes: the device's.
     assumptions, warnings: as of :class:`~perfmodel.simulate.prediction.Prediction`.
     """
@@ -54,6 +57,8 @@ class Outcome:
     device_bytes: int | None
     capacity_bytes: float
     bottleneck: str
+    gpus: int = 1
+    bubble_share: float | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -138,16 +143,23 @@ def sweep(
     Configurations tie where 90 % intervals of samples a second overlap: each joins the rank of the configuration before
     it if it overlaps with the first of that rank. Errors that two configurations share are counted as if each had its
     own, so ties are called too often rather than too rarely.
+
+    ``hardware.gpus`` follows the ranks of each configuration, data-parallel ones x stages, where it is that number in
+    the scenario and is neither assigned nor varied.
     """
     assignments = tuple(assignments)
     _check_vary(vary, assignments)
     _check_interconnects(path, vary, assignments, device)
+    follows = _gpus_follow(path, vary, assignments, device)
     found: list[Configuration] = []
     names: tuple[str, str] | None = None
     with _bar(math.prod(map(len, vary.values())), progress) as advance:
         for values, asked in _combinations(vary, assignments):
             try:
                 scenario, profile = load_question(path, asked, device, others=True)
+                if follows:
+                    hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
+                    scenario = scenario.model_copy(update={"hardware": hardware})
                 prediction = predict(scenario, profile, exact=exact, allow_import=allow_import)
             except PerfModelError as error:
                 reason = str(error).removeprefix(f"{path}: ")
@@ -160,6 +172,18 @@ def sweep(
         raise PerfModelError(f"{path}: {found[0].reason}")
     vary_values = {key: tuple(values) for key, values in vary.items()}
     return SweepResult(*names, vary_values, assignments, _ranked(found))
+
+
+def _gpus_follow(
+    path: Path, vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...], device: str | None
+) -> bool:
+    """Whether the scenario has a GPU for each rank, and nothing else says how many each configuration has."""
+    if any(key in ("hardware", GPUS) for key in (*vary, *assigned_keys(assignments))):
+        return False
+    with suppress(PerfModelError):  # of a scenario that its varied values make whole
+        scenario = on_device(load_scenario(path, assignments), device)
+        return scenario.hardware.gpus == scenario.parallelism.ranks
+    return False
 
 
 def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
@@ -240,10 +264,9 @@ def _configuration(values: dict[str, Any], prediction: Prediction) -> Configurat
     reason = None
     if memory is not None and memory.out_of_memory is not None:
         refused, capacity = memory.out_of_memory, prediction.profile.device.memory_bytes
-        reason = (
-            f"does not fit in {format_bytes(capacity)}: {format_bytes(refused.requested_bytes)} more are asked for "
-            f"with {format_bytes(refused.reserved_bytes)} reserved"
-        )
+        requested, reserved = format_bytes(refused.requested_bytes), format_bytes(refused.reserved_bytes)
+        where = f"does not fit in {format_bytes(capacity)}{on_rank(largest_rank(prediction))}"
+        reason = f"{where}: {requested} more are asked for with {reserved} reserved"
     elif memory is not None and memory.retries:
         reason = f"runs the device full: {memory.retries} requests wait for it, so its time is not predicted"
     return Configuration(values, None, _outcome(prediction), reason)
@@ -258,6 +281,8 @@ def _outcome(prediction: Prediction) -> Outcome:
         samples_per_step=samples_per_step(prediction),
         throughput_samples_per_s=throughput_samples_per_s(prediction),
         exposed_s=prediction.breakdown["exposed_communication_s"],
+        gpus=prediction.scenario.hardware.gpus,
+        bubble_share=bubble_share(prediction) if prediction.rank_timelines else None,
         fits=None if memory is None else memory.fits,
         peak_allocated_bytes=None if complete is None else complete.peak_allocated_bytes,
         device_bytes=None if complete is None else complete.device_bytes,

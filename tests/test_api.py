@@ -8,7 +8,6 @@ import pytest
 
 from perfmodel.api import PART_OF_PHASE, predict
 from perfmodel.comparison import predict_measurements
-from perfmodel.cost.kernels.work import model_flops
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
 from perfmodel.hardware.measurement import Measurement
@@ -23,7 +22,6 @@ from perfmodel.hardware.profile import (
     save_profile,
 )
 from perfmodel.report.accuracy import accuracy_card
-from perfmodel.report.figures_of_merit import samples_per_step
 from perfmodel.support import check_supported
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import ParallelismSection, Scenario
@@ -313,51 +311,3 @@ def test_an_interconnect_that_lacks_something_says_so() -> None:
         "(kernels and collectives are taken not to slow each other), no communicator_bytes (communicators are taken to "
         "need no memory): `perfmodel calibrate --interconnect wires` measures what is missing"
     ]
-
-
-def pipeline(schedule: str, virtual_stages: int = 1, dp: int = 1) -> Scenario:
-    section = {"stages": 2, "schedule": schedule, "micro_batches": 4, "virtual_stages": virtual_stages}
-    strategy = "none" if dp == 1 else "ddp"
-    return Scenario.model_validate(
-        {
-            "model": {"family": "gpt", "size": "tiny", "layers": 4},
-            "batch": {"size": 4, "sequence_length": 16},
-            "parallelism": {"dp": dp, "strategy": strategy, "pp": section},
-            "hardware": {"profile": "h200-sxm-x2", "gpus": 2 * dp, "interconnect": "nvlink"},
-        }
-    )
-
-
-def test_replicas_of_a_pipeline_are_alike() -> None:
-    """They reduce over their own wires and move as many messages each; the last backward waits for what is reduced."""
-    profile = load_profile(find_profile("h200-sxm-x4"))
-    one, two = (predict(pipeline("interleaved-1f1b", 2, dp=dp), profile) for dp in (1, 2))
-    assert two.rank_timelines == two.rank_timelines[:2] * 2
-    assert len({id(each) for each in two.rank_timelines}) == 2
-    assert (len(two.rank_memories), len(two.rank_programs), len(two.rank_kernels)) == (4, 4, 4)
-    assert samples_per_step(two) == 2 * samples_per_step(one)
-    assert two.step_time_s > one.step_time_s
-    assert two.communication_bytes.pop("replicate") == sum(each.tensor.bytes for each in two.program.trace.parameters)
-    assert two.communication_bytes == one.communication_bytes
-
-
-def test_a_pipeline_keeps_what_all_its_ranks_do() -> None:
-    profile = load_profile(find_profile("h200-sxm-x2"))
-    found = predict(pipeline("1f1b"), profile)
-    assert found.step_time_s == max(each.step_time_s for each in found.rank_timelines)
-    slowest = [each is found.timeline for each in found.rank_timelines].index(True)
-    assert (found.program, found.kernels) == (found.rank_programs[slowest], found.rank_kernels[slowest])
-    for timeline, kernels in zip(found.rank_timelines, found.rank_kernels, strict=True):
-        assert sum(use.total_s for use in kernels) == pytest.approx(timeline.busy_s)
-    assert min(each.began_s for each in found.rank_timelines) == 0.0
-    alone = predict(SCENARIO, PROFILE)
-    assert alone.rank_timelines == alone.rank_programs == alone.rank_kernels == ()
-
-
-def test_a_backward_in_two_parts_is_arithmetic_of_the_model() -> None:
-    profile = load_profile(find_profile("h200-sxm-x2"))
-    found = predict(pipeline("zbv-zero-bubble", 2), profile)
-    phases = [found.timeline.phases[run].phase for run in found.timeline.run.tolist()]
-    forward = [at for at, phase in zip(found.timeline.operation.tolist(), phases, strict=True) if phase == "forward"]
-    assert "backward" not in phases
-    assert found.model_flops == 3 * sum(model_flops(found.program.operations[at]) for at in forward) > 0

@@ -16,6 +16,7 @@ from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario import Scenario
+from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
 from tests.report.test_accuracy import CARD, measurement
 from tests.report.test_text import WHOLE
@@ -111,7 +112,7 @@ def test_no_memory_snapshot_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPat
     result = run("predict", "toy.yaml", "--memory-snapshot", "m.pickle")
     assert result.exit_code == 1
     assert result.stderr == (
-        "Error: toy.yaml: memory must be predicted for --memory-snapshot (on a CPU it is not). Leave it out.\n"
+        "Error: m.pickle: memory must be predicted for a snapshot (on a CPU it is not). Leave it out.\n"
     )
 
 
@@ -324,3 +325,8 @@ def test_a_defect_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("perfmodel.api.predict", broken)
     assert isinstance(run("predict", "toy.yaml").exception, ZeroDivisionError)
+
+
+def test_the_rank_of_a_memory_snapshot_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: with_larger_last())
+    assert run("predict", "toy.yaml", "--memory-snapshot", "m.pickle").stderr == "wrote m.pickle of rank 1\n"

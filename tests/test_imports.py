@@ -29,6 +29,7 @@ LAYERS = {
     "perfmodel.api": 7,
     "perfmodel.comparison": 8,
     "perfmodel.sweep": 8,
+    "perfmodel.cli_options": 9,
     "calibrate": 9,
     "validate": 9,
     "cli": 10,

@@ -34,6 +34,19 @@ def scenario_data(**changes: Any) -> dict[str, Any]:
             "batch must be a mapping of keys to values (got 3). `perfmodel schema scenario` lists its keys.",
         ),
         ({"batch": {"size": -3}}, f"batch.size must be greater than or equal to 1 (got -3). {LISTS}"),
+        (
+            {"parallelism": {"pp": {"stages": "2", "micro_batches": 2}}},
+            f"parallelism.pp.stages must be an integer (got '2'). {LISTS}",
+        ),
+        (
+            {"parallelism": {"pp": {"stages": 2.0, "micro_batches": 2}}},
+            f"parallelism.pp.stages must be an integer (got 2.0). {LISTS}",
+        ),
+        (
+            {"parallelism": {"pp": {"stages": 2, "micro_batches": 2, "layers": "2,2"}}},
+            f"parallelism.pp.layers must be a list (got '2,2'). {LISTS}",
+        ),
+        ({"hardware": {"profile": "x", "gpu_speeds": 1}}, f"hardware.gpu_speeds must be a list (got 1). {LISTS}"),
         ({"batch": {"size": 2.0}}, f"batch.size must be an integer (got 2.0). {LISTS}"),
         *(
             (

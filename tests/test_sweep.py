@@ -112,6 +112,43 @@ def test_a_tie_is_with_the_first_of_the_rank(toy: Path, answers: dict[int, Any])
     assert order(sweep(toy, {"batch.size": (8, 9, 10)})) == [(1, 10), (1, 9), (3, 8)]
 
 
+PIPELINE = (
+    TINY.replace("size: 2", "size: 4")
+    .replace("tiny}", "tiny, layers: 4}")
+    .replace("x4}", "x4, gpus: 2, interconnect: nvlink}")
+    + "parallelism: {pp: {stages: 2, micro_batches: 4}}\n"
+)
+
+
+def gpus_of(result: SweepResult) -> dict[int, int | None]:
+    """By number of stages; None where it was refused."""
+    return {
+        each.values["parallelism.pp.stages"]: None if each.outcome is None else each.outcome.gpus
+        for each in result.configurations
+    }
+
+
+def test_gpus_follow_the_ranks_unless_something_else_says_how_many(toy: Path) -> None:
+    toy.write_text(PIPELINE)
+    stages = {"parallelism.pp.stages": (2, 4)}
+    result = sweep(toy, stages)
+    assert gpus_of(result) == {2: 2, 4: 4}
+    assert all(each.outcome and 0 < (each.outcome.bubble_share or 0) < 1 for each in result.configurations)
+    alone = predict(*load_question(toy, ["parallelism.pp.stages=4", "hardware.gpus=4"]))
+    assert alone.step_time_s in {each.outcome.step_time_s for each in result.configurations if each.outcome}
+    assert gpus_of(sweep(toy, stages, ["hardware.gpus=2"])) == {2: 2, 4: None}
+    assert gpus_of(sweep(toy, stages | {"hardware.gpus": (4,)})) == {2: None, 4: 4}
+    toy.write_text(PIPELINE.replace("gpus: 2", "gpus: 4"))
+    assert gpus_of(sweep(toy, stages)) == {2: None, 4: 4}
+
+
+def test_a_rank_that_does_not_fit_is_named(toy: Path) -> None:
+    toy.write_text(PIPELINE)
+    (refused,) = sweep(toy, {"hardware.device.memory_bytes": (2e6,)}).configurations
+    assert refused.reason is not None
+    assert refused.reason.startswith("does not fit in 1.907 MiB on rank ")
+
+
 def test_what_is_refused_or_not_predicted_comes_last_with_its_reason(toy: Path, answers: dict[int, Any]) -> None:
     made = prediction()
     assert made.memory is not None

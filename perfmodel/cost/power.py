@@ -18,8 +18,14 @@ seen to go, in proportion to the limit: work that does not follow the clock cann
 attention, or a convolution) that reaches a smaller share of its arithmetic's peak than the measured one draws less
 above P_0, in proportion. What works on memory draws the same whatever bytes a second it moves, as measurements have it.
 
+A rank of a pipeline also waits for others, which idles its device. These bubbles hold the other ranks' kernels, which
+the same limit slows: they keep their proportion to the time that the rank is busy, b seconds for each second of it,
+
+    step(r) = (1 + b) sum_i t_i(r)          and no less than at full clock
+
 Assumes: what counts is the average over a step; collectives draw no more than an idle device, and a step lasts no
-longer than the longest of what device, host and wire have to do.
+longer than the longest of what device, host and wire have to do. Not modelled: bubbles that wait for a host or a wire,
+which no clock lengthens; and that a rank whose clock is lowered less than others' waits longer for these.
 """
 
 from __future__ import annotations
@@ -93,16 +99,18 @@ def clock_ratio(
     waits_s: float = 0.0,
     least_s: float = 0.0,
     lowest: float = LOWEST,
+    bubbles: float = 0.0,
 ) -> float:
     """The ratio of clocks at which the work draws the limit on average; 1 where it draws no more at full clock.
 
     waits_s: seconds in which the device has nothing to do, whatever the clock. least_s: the step is never shorter.
-    lowest: ratio.
+    lowest: ratio. bubbles: seconds of waiting for other ranks for each second that the device is busy.
     """
 
     def draws_more(ratio: float) -> bool:
         busy = [(load, lengthening(load.clock_share, ratio)) for load in loads]
-        step_s = max(sum(load.busy_s * factor for load, factor in busy) + waits_s, least_s)
+        busy_s = sum(load.busy_s * factor for load, factor in busy)
+        step_s = max(busy_s * (1 + bubbles) + waits_s, least_s)
         above_j = sum(load.above_idle_j * factor * draw_share(load.clock_share, ratio) for load, factor in busy)
         return above_j > (limit_w - idle_w) * step_s
 
@@ -158,6 +166,7 @@ def lowered_clock(
     profile: Profile,
     waits_s: float = 0.0,
     least_s: float = 0.0,
+    bubbles: float = 0.0,
 ) -> Clock | None:
     """The clock of a step in which the device would draw more than its limit; None where it keeps the full one, or
     nobody measured what work draws.
@@ -168,7 +177,7 @@ def lowered_clock(
         By distinct operation: how often the step runs it, and seconds of all these runs at full clock.
     profile
         Whose power section and power limit count.
-    waits_s, least_s
+    waits_s, least_s, bubbles
         See :func:`clock_ratio`.
     """
     power, limit_w = profile.power, profile.device.power_limit_w
@@ -184,7 +193,7 @@ def lowered_clock(
     loads = [Load(busy_s[name], above_j[name], kind.clock_share) for name, kind in power.kinds.items()]
     rest_s = float(total_s.sum()) - sum(busy_s.values())
     lowest = _lowest_ratio(power, limit_w)
-    ratio = clock_ratio(loads, power.idle_w, limit_w, waits_s + rest_s, least_s, lowest)
+    ratio = clock_ratio(loads, power.idle_w, limit_w, waits_s + rest_s * (1 + bubbles), least_s, lowest, bubbles)
     if ratio == 1:
         return None
     factors = {name: lengthening(kind.clock_share, ratio) for name, kind in power.kinds.items()}

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfModelError
@@ -26,6 +27,7 @@ STYLE = {
     "figure.titleweight": "bold",
 }
 DOTS_PER_INCH = 120
+LETTERS_AN_INCH = 8.4  # of a figure's title
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # said of no file
 
 
@@ -36,6 +38,15 @@ def file_words(text: str) -> str:
     'gpt-1.3b-node-1-'
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+def wrapped(title: str, letters: float) -> str:
+    """Lines of no more than so many letters.
+
+    >>> wrapped("a pipeline\\nof stages that work", 12)
+    'a pipeline\\nof stages\\nthat work'
+    """
+    return "\n".join(part for line in title.splitlines() for part in wrap(line, int(letters), break_on_hyphens=False))
 
 
 def axes_or_new(ax: Axes | None) -> Axes:
@@ -56,6 +67,8 @@ def save_figure(
 ) -> Path:
     """Draw each of ``draw`` on Axes of its own, below each other or ``beside``, and write the picture.
 
+    A title that is wider than the picture is broken into lines.
+
     Raises
     ------
     PerfModelError
@@ -72,7 +85,7 @@ def save_figure(
         rows, columns = (1, len(draw)) if beside else (len(draw), 1)
         for draw_on, ax in zip(draw, figure.subplots(rows, columns, squeeze=False).flat, strict=True):
             draw_on(ax)
-        figure.suptitle(title)
+        figure.suptitle(wrapped(title, LETTERS_AN_INCH * size_inch[0]))
         content = io.BytesIO()
         figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=FORMATS[ending])
     write_atomically(path, content.getvalue())

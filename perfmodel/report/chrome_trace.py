@@ -2,8 +2,8 @@
 
 Written as torch.profiler writes one: a process a rank, a thread for the host, one for each stream; an operator call on
 the host (``cpu_op``) launches (``cuda_runtime``) a kernel (``kernel``), and an arrow (``ac2g``) joins the two. A
-pipeline's ranks are in one file. Times are microseconds, as the format wants; several kernels of one operator are one
-slice.
+pipeline's ranks are in one file, on the clock that they were simulated on (see :data:`CLOCKS`). Times are microseconds,
+as the format wants; several kernels of one operator are one slice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
+from perfmodel.program.pipeline.programs import GROUP as PIPELINE_GROUP
+from perfmodel.program.program import Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan
 from perfmodel.units import DTYPE_BYTES, US
+from perfmodel.workload.scenario import Scenario
 
 Event = dict[str, Any]
 
@@ -29,6 +32,11 @@ HOST_THREAD = 1
 HOST_PHASES_THREAD = 2
 DEVICE_PHASES_THREAD = 3
 FIRST_STREAM_THREAD = 7  # torch numbers the default stream 7
+CLOCKS = (  # what a reader is told of a pipeline
+    "All ranks are on one clock, in the same step, and their devices meet in messages: compare times of devices "
+    "between ranks. Hosts do not meet, and how far one is ahead of another depends on how many steps were simulated: "
+    "compare times of hosts within a rank only."
+)
 
 
 def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None:
@@ -68,6 +76,7 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
             for number in ranks
         ],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": prediction.scenario.hardware.gpus},
+        **({"otherData": {"clocks": CLOCKS}} if prediction.rank_timelines else {}),
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         "traceName": f"{prediction.scenario.name} predicted on {prediction.profile.name}",
@@ -196,7 +205,7 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
             "Collective name": collective.kind,
             "In msg nelems": elements,
             "Out msg nelems": elements,
-            "Group size": collective.ranks,
+            "Group size": _group_size(prediction.scenario, collective),
             "Process Group Name": collective.group,
             "dtype": collective.dtype,
             "Seq": sequence,
@@ -206,6 +215,12 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
             details["Messages"] = [f"{'send' if message.is_send else 'receive'} {message.name}" for message in messages]
         name = f"ncclDevKernel_{NCCL_NAMES[collective.kind]}_{collective.dtype}"
         yield _slice("kernel", name, rank, thread, each.start_s, each.end_s, **details)
+
+
+def _group_size(scenario: Scenario, collective: Collective) -> int:
+    """Of the whole group, of which messages are between two ranks."""
+    section = scenario.parallelism.pp
+    return section.stages if section is not None and collective.group == PIPELINE_GROUP else collective.ranks
 
 
 def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event]:

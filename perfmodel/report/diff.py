@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from perfmodel.errors import PerfModelError
 from perfmodel.report.operators import use_by_operation
+from perfmodel.report.pipeline_ranks import of_rank
 from perfmodel.report.profiler_trace import RecordedStep, load_step
 from perfmodel.simulate.prediction import Prediction
 
 WAITING = "device waits"
+WAITING_OR_NCCL = "device waits, or communicates alone"
 
 # Name, predicted seconds, measured seconds; None on the side that lacks the operator.
 AlignedCall = tuple[str, float | None, float | None]
@@ -42,7 +45,7 @@ class DiffRow:
 class Diff:
     """kinds: largest difference first, the last row being the time in which the device waits. operators: the same by
     operator name. Both sum up to predicted_step_s - measured_step_s. on_device: whether the trace has kernels of a
-    device, or a CPU's operators.
+    device, or a CPU's operators. rank: of a pipeline, whose step it is; None of others, whose ranks run alike.
     """
 
     predicted_step_s: float
@@ -50,6 +53,7 @@ class Diff:
     kinds: tuple[DiffRow, ...]
     operators: tuple[DiffRow, ...]
     on_device: bool
+    rank: int | None = None
 
     @property
     def difference_s(self) -> float:
@@ -64,30 +68,46 @@ class _PredictedOperator:
 
 
 def diff_with_trace(prediction: Prediction, path: Path) -> Diff:
-    """Align ``prediction`` with the last whole step of the profiler trace in ``path``.
+    """Align ``prediction`` with the last whole step of the profiler trace in ``path``: of a pipeline that rank's which
+    the trace is of.
 
     Raises
     ------
     PerfModelError
-        If the file is not a profiler trace.
+        If the file is not a profiler trace; or, of a pipeline, does not say of which of its ranks it is.
 
     Notes
     -----
-    The profiler slows the host: read the class of the waiting time with that in mind, the kernels' times hold.
+    The profiler slows the host: read the class of the waiting time with that in mind, the kernels' times hold. NCCL's
+    kernels are in no class, on either side: what they take alone is in the waiting time.
     """
+    names = {op.base_name for each in prediction.by_rank for op in each.program.operations}
+    measured = load_step(path, names)
+    rank = _rank(prediction, measured, path)
+    prediction = prediction if rank is None else of_rank(prediction, rank)
     predicted = _predicted_operators(prediction)
-    measured = load_step(path, {operator.name for operator in predicted})
     kind_of = {operator.name: operator.kind for operator in predicted}
     aligned = _aligned(predicted, measured)
     by_kind = _rows((kind_of.get(name, name), left_s, right_s) for name, left_s, right_s in aligned)
     by_name = _rows(aligned)
     waiting = DiffRow(
-        WAITING,
+        WAITING_OR_NCCL if measured.communicates or prediction.timeline.communications else WAITING,
         predicted_s=prediction.step_time_s - sum(row.predicted_s for row in by_kind),
         measured_s=measured.step_s - sum(row.measured_s for row in by_kind),
     )
     rows = ((*by_kind, waiting), (*by_name, waiting))
-    return Diff(prediction.step_time_s, measured.step_s, *rows, on_device=measured.on_device)
+    return Diff(prediction.step_time_s, measured.step_s, *rows, measured.on_device, rank)
+
+
+def _rank(prediction: Prediction, measured: RecordedStep, path: Path) -> int | None:
+    """Of a pipeline, that whose step was recorded."""
+    ranks = len(prediction.rank_timelines)
+    if ranks and (measured.rank is None or not 0 <= measured.rank < ranks):
+        raise PerfModelError(
+            f"{path}: a trace of a pipeline must name its rank, from 0 to {ranks - 1}, under distributedInfo (got "
+            f"{'none' if measured.rank is None else measured.rank}). Record one while torch.distributed is in use."
+        )
+    return measured.rank if ranks else None
 
 
 def _predicted_operators(prediction: Prediction) -> list[_PredictedOperator]:

@@ -18,12 +18,11 @@ ON_CPU = "The profiler slows every operator on a CPU: compare shares, not times.
 
 def diff_report(diff: Diff) -> RenderableType:
     """What explains the difference, by class of kernel and by operator, largest first."""
+    whose = "" if diff.rank is None else f"rank {diff.rank}: "
     relative = diff.difference_s / diff.measured_step_s
-    head = Text(
-        f"predicted {format_seconds(diff.predicted_step_s)}, in the trace {format_seconds(diff.measured_step_s)}: "
-        f"{_signed(diff.difference_s)}, {relative:+.1%}".replace("%", " %"),
-        style="bold",
-    )
+    predicted, measured = format_seconds(diff.predicted_step_s), format_seconds(diff.measured_step_s)
+    difference = f"{_signed(diff.difference_s)}, {relative:+.1%}".replace("%", " %")
+    head = Text(f"{whose}predicted {predicted}, in the trace {measured}: {difference}", style="bold")
     return Group(
         head,
         Text("\nby class of kernel", style="bold"),

@@ -36,7 +36,8 @@ def peak_flops_per_s(prediction: Prediction) -> float | None:
 
 
 def mfu(prediction: Prediction) -> float | None:
-    """Model FLOPs utilisation: model FLOPs of one rank's step over what its device could do in that time.
+    """Model FLOPs utilisation: model FLOPs of a rank's step, in the mean over a pipeline's, over what its device could
+    do in that time.
 
     None where the profile has no datasheet peak. Recomputation (activation checkpointing) is not in the model FLOPs.
     Source: Chowdhery et al. 2022, PaLM, appendix B.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
-from perfmodel.report.pipeline_ranks import bubble_share, rank_shares
+from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, rank_shares
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
+from perfmodel.workload.trace_store import blocks_of_parts
 
 # Format history
 # 1  first
@@ -24,12 +24,13 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
 
     ``mfu`` is null where the profile has no datasheet peak; ``clock`` where the power limit leaves the device its full
     one: else it holds both, and how many times as long kinds of kernels take, which all times contain. ``memory`` and
-    ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most;
-    ``memory.ranks`` has one entry for each distinct rank, ``first_step`` creates the optimizer states, ``rebuild_step``
-    is that in which DDP rebuilds its buckets (``step``, counted from 1) and what it may reach (null where nothing is
-    rebuilt). ``pipeline`` is null without one; its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and
-    ``kernels`` are of the one whose step is longest. ``provenance`` holds shares of kernels' time by source, those of
-    ``collectives``, and ``assumptions`` in words.
+    ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most
+    (``rank``; null where all take the same); ``memory.ranks`` has one entry for each distinct rank, ``first_step``
+    creates the optimizer states, ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1)
+    and what it may reach (null where nothing is rebuilt). ``pipeline`` is null without one; its ``blocks`` are the
+    repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
+    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
+    ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {
@@ -42,7 +43,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "throughput_samples_per_s": throughput_samples_per_s(prediction),
         "mfu": mfu(prediction),
         "clock": None if prediction.clock is None else _clock(prediction.clock),
-        "memory": None if memory is None else _memory(memory, prediction.rank_memories or (memory,)),
+        "memory": None if memory is None else _memory(prediction, memory),
         "fits": None if memory is None else memory.fits,
         "breakdown": prediction.breakdown,
         "pipeline": _pipeline(prediction) if prediction.rank_timelines else None,
@@ -72,14 +73,21 @@ def _clock(clock: Clock) -> dict[str, Any]:
 
 
 def _pipeline(prediction: Prediction) -> dict[str, Any]:
-    ranks = [asdict(each) | {"stages": list(each.stages)} for each in rank_shares(prediction)]
-    return {"bubble_share": bubble_share(prediction), "ranks": ranks}
+    lists = ("stages", "blocks")
+    ranks = [asdict(each) | {name: list(getattr(each, name)) for name in lists} for each in rank_shares(prediction)]
+    return {
+        "blocks": list(blocks_of_parts(prediction.scenario)),
+        "bubble_share": bubble_share(prediction),
+        "shown_rank": prediction.shown_rank,
+        "ranks": ranks,
+    }
 
 
-def _memory(memory: MemoryTimeline, ranks: Sequence[MemoryTimeline]) -> dict[str, Any]:
-    rebuilding = memory.rebuilding
+def _memory(prediction: Prediction, memory: MemoryTimeline) -> dict[str, Any]:
+    rebuilding, ranks = memory.rebuilding, prediction.rank_memories or (memory,)
     distinct = {id(each): (rank, each) for rank, each in reversed(list(enumerate(ranks)))}
     return {
+        "rank": largest_rank(prediction),
         **_rank(memory),
         "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
         "retries": memory.retries,

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
 from perfmodel.program.program import PhaseRun, Program
+from perfmodel.report.pipeline_ranks import with_largest_memory
 from perfmodel.simulate.allocator import SegmentEvent, SegmentState
 from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads
@@ -26,9 +29,19 @@ Frames = list[dict[str, Any]]
 Entry = dict[str, Any]
 
 
-def save_memory_snapshot(program: Program, memory: MemoryTimeline, path: Path) -> None:
-    """Write :func:`memory_snapshot` to ``path`` atomically."""
-    write_atomically(path, pickle.dumps(memory_snapshot(program, memory), protocol=PICKLE_PROTOCOL))
+def save_memory_snapshot(prediction: Prediction, path: Path) -> int | None:
+    """Write :func:`memory_snapshot` to ``path`` atomically, and return of which rank it is; None where all are alike.
+
+    Raises
+    ------
+    PerfModelError
+        If memory is not predicted, or the file cannot be written.
+    """
+    shown, rank = with_largest_memory(prediction)
+    if shown.memory is None:
+        raise PerfModelError(f"{path}: memory must be predicted for a snapshot (on a CPU it is not). Leave it out.")
+    write_atomically(path, pickle.dumps(memory_snapshot(shown.program, shown.memory), protocol=PICKLE_PROTOCOL))
+    return rank
 
 
 def memory_snapshot(program: Program, memory: MemoryTimeline) -> dict[str, Any]:

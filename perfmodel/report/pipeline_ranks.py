@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from perfmodel.program.pipeline.schedules import Compute, rank_actions
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.pipeline_parts import pipeline_of
 from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.trace_store import blocks_of_parts
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples
@@ -55,15 +56,18 @@ class RankStep:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank does in the step. busy_s: its compute stream works. bubble_s: that waits for another rank.
-    exposed_communication_s: for messages that move. peak_allocated_bytes: None where it is not predicted.
+    """What a rank does in the step. stages, blocks: the parts of the model that it has, repeated blocks of each.
+    busy_s: its compute stream works. bubble_s: that waits for another rank. exposed_communication_s: for what moves
+    between ranks. host_bound_s: for its host, the rest of the step. peak_allocated_bytes: None where it does not fit.
     """
 
     rank: int
     stages: tuple[int, ...]
+    blocks: tuple[int, ...]
     busy_s: float
     bubble_s: float
     exposed_communication_s: float
+    host_bound_s: float
     peak_allocated_bytes: int | None
 
 
@@ -77,25 +81,63 @@ def rank_shares(prediction: Prediction) -> list[RankShare]:
     """Of each rank of a pipeline in order; empty for any other prediction."""
     if not prediction.rank_timelines:
         return []
+    blocks = blocks_of_parts(prediction.scenario)
     memories = prediction.rank_memories or (None,) * len(prediction.rank_timelines)
     columns = zip(rank_stages(prediction.scenario), prediction.rank_timelines, memories, strict=True)
     return [
         RankShare(
             rank=rank,
             stages=stages,
+            blocks=tuple(blocks[stage] for stage in stages),
             busy_s=timeline.busy_s,
             bubble_s=timeline.bubble_s,
             exposed_communication_s=timeline.exposed_communication_s,
+            host_bound_s=_left_s(timeline),
             peak_allocated_bytes=memory.peak_allocated_bytes if memory is not None and memory.fits else None,
         )
         for rank, (stages, timeline, memory) in enumerate(columns)
     ]
 
 
+def _left_s(timeline: Timeline) -> float:
+    return max(timeline.step_time_s - timeline.busy_s - timeline.bubble_s - timeline.exposed_communication_s, 0.0)
+
+
 def bubble_share(prediction: Prediction) -> float:
     """Of the step, over all ranks of a pipeline: what their compute streams wait for other ranks."""
-    shares = rank_shares(prediction)
-    return sum(each.bubble_s for each in shares) / (len(shares) * prediction.step_time_s)
+    bubbles_s = [timeline.bubble_s for timeline in prediction.rank_timelines]
+    return sum(bubbles_s) / (len(bubbles_s) * prediction.step_time_s)
+
+
+def largest_rank(prediction: Prediction) -> int | None:
+    """The first rank that takes most memory; None where memory is not predicted, or all take the same."""
+    memories, largest = prediction.rank_memories, prediction.largest_memory
+    if len({id(each) for each in memories}) < 2:
+        return None
+    return next(rank for rank, memory in enumerate(memories) if memory is largest)
+
+
+def on_rank(rank: int | None) -> str:
+    """`` on rank 3``; nothing for None."""
+    return "" if rank is None else f" on rank {rank}"
+
+
+def of_rank(prediction: Prediction, rank: int) -> Prediction:
+    """Of a pipeline, with program, timeline, kernels and memory of one rank, since its own host began the step."""
+    return replace(prediction.by_rank[rank], timeline=prediction.rank_timelines[rank])
+
+
+def with_largest_memory(prediction: Prediction) -> tuple[Prediction, int | None]:
+    """The prediction with program, timeline and memory of a rank whose memory can be followed from event to event, and
+    that rank: of a pipeline the largest; else the one that it is of, as no other's program is kept. None where all are
+    alike.
+    """
+    rank = largest_rank(prediction)
+    if rank is None:
+        return prediction, None
+    if prediction.rank_timelines:
+        return of_rank(prediction, rank), rank
+    return prediction, next(i for i, each in enumerate(prediction.rank_memories) if each is prediction.memory)
 
 
 def predicted_steps(prediction: Prediction) -> list[RankStep]:
@@ -115,19 +157,24 @@ def _predicted_step(timeline: Timeline, stages: Iterable[int]) -> RankStep:
     """stages: of the actions, in order."""
     left = iter(stages)
     stage_of_run = [next(left) if span.phase in _KIND_OF_PHASE else -1 for span in timeline.phases]
-    runs, firsts = np.unique(timeline.run, return_index=True)
-    lasts = np.append(firsts[1:], len(timeline.run)) - 1
     computed = (
         Computed(
             _KIND_OF_PHASE.get(timeline.phases[run].phase, OPTIMIZER),
             stage_of_run[run],
             timeline.phases[run].micro_batch,
-            float(timeline.start_s[first]),
-            float(timeline.end_s[last]),
+            start_s,
+            end_s,
         )
-        for run, first, last in zip(runs.tolist(), firsts.tolist(), lasts.tolist(), strict=True)
+        for run, start_s, end_s in computed_stretches(timeline)
     )
     return RankStep(timeline.phases[0].start_s, timeline.phases[-1].end_s, tuple(computed))
+
+
+def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]:
+    """Of each phase that runs operators its index, the start of the first operator and the end of the last, seconds."""
+    runs, firsts = np.unique(timeline.run, return_index=True)
+    lasts = np.append(firsts[1:], len(timeline.run)) - 1
+    return zip(runs.tolist(), timeline.start_s[firsts].tolist(), timeline.end_s[lasts].tolist(), strict=True)
 
 
 def measured_steps(measurement: Measurement) -> list[RankStep]:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfmodel.program.program import COMPUTE
-from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure
+from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure, wrapped
 from perfmodel.report.operators import seconds_by_kind, use_by_operation
 from perfmodel.report.pipeline_plot import save_pipeline_plot
+from perfmodel.report.pipeline_ranks import computed_stretches, largest_rank, on_rank, with_largest_memory
 from perfmodel.report.text import LEAST_SHARE, describe, parts_of
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.simulate.timeline import PhaseSpan
 from perfmodel.units import GIB, MS, format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
 from perfmodel.workload.trace_file import StorageKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 MOST_KINDS = 7  # named in a legend; the rest is "other"
+LONGEST_TITLE = 100  # letters of a line of the timeline's
 WHOLE_NAME = 0.1  # of the step; a shorter phase has room for its initial only,
 INITIAL = 0.015  # and a still shorter one for nothing
 LEAST_INTENSITY = 1e-3  # FLOP a byte; below it a kernel only moves data
 WIRE_COLOUR = "#BB2222"
+WAITING_COLOUR = "#F2C9C9"
 MEMORY_COLOURS = {
     StorageKind.PARAMETER: "#4477AA",
     StorageKind.BUFFER: "#66CCEE",
@@ -38,7 +46,7 @@ MEMORY_COLOURS = {
 
 def save_plots(prediction: Prediction, directory: Path) -> list[Path]:
     """Write timeline.png, where-the-time-goes.png, roofline.png, memory.png where it is predicted; of a pipeline, whose
-    slowest rank these show, pipeline.png as well.
+    ranks these name, pipeline.png as well.
     """
     title = f"{prediction.scenario.name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
     saved = [
@@ -71,11 +79,12 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
             chosen = (timeline.stream == stream) & (kinds == kind)
             _bars(ax, row, timeline.start_s[chosen], timeline.end_s[chosen], colour)
     for stream in sorted({each.stream for each in timeline.communications}):
-        bars = np.array([(each.start_s, each.end_s) for each in timeline.communications if each.stream == stream])
-        if stream == COMPUTE:
-            _bars(ax, 0, bars[:, 0], bars[:, 1], WIRE_COLOUR)
-        else:
-            _bars(ax, len(rows), bars[:, 0], bars[:, 1], WIRE_COLOUR)
+        on_stream = [each for each in timeline.communications if each.stream == stream]
+        starts_s, waits_s, ends_s = np.array([(each.start_s, each.waits_s, each.end_s) for each in on_stream]).T
+        row = 0 if stream == COMPUTE else len(rows)
+        _bars(ax, row, starts_s, starts_s + waits_s, WAITING_COLOUR)
+        _bars(ax, row, starts_s + waits_s, ends_s, WIRE_COLOUR, edge=0.8 if waits_s.any() else 0.0)
+        if row:
             rows.append(_wire_row(prediction, stream))
     if timeline.side:
         bars = np.array([(each.start_s, each.end_s) for each in timeline.side])
@@ -89,18 +98,33 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
     rows.append("phases")
     ax.set_yticks(range(len(rows)), rows)
     ax.set_ylim(-0.6, len(rows) - 0.4)
-    ends_s = [*(span.end_s for span in spans), *timeline.end_s[-1:].tolist()]
-    ax.set_xlim(0, max(ends_s, default=1.0) / MS)
+    until_s = [*(span.end_s for span in spans), *timeline.end_s[-1:].tolist()]
+    ax.set_xlim(0, max(until_s, default=1.0) / MS)
     ax.set_xlabel("ms since the host began the step")
-    ax.set_title(f"step {format_seconds(prediction.step_time_s)}; {prediction.bottleneck}")
-    _kind_legend(ax, colours)
+    title = _titled(prediction, f"step {format_seconds(prediction.step_time_s)}; {prediction.bottleneck}")
+    ax.set_title(wrapped(title, LONGEST_TITLE))
+    _kind_legend(ax, colours, _wire_colours(prediction))
     return ax
+
+
+def _titled(prediction: Prediction, title: str) -> str:
+    """Of a pipeline, with the rank that is drawn."""
+    return title if prediction.shown_rank is None else f"rank {prediction.shown_rank}: {title}"
+
+
+def _wire_colours(prediction: Prediction) -> dict[str, str]:
+    """What a pipeline's messages show; collectives do not tell apart what they wait."""
+    if not prediction.rank_timelines:
+        return {}
+    return {"communication": WIRE_COLOUR, "waiting for another rank": WAITING_COLOUR}
 
 
 def _wire_row(prediction: Prediction, stream: int) -> str:
     """What runs on this stream, if only one kind of collective does and another stream has others."""
-    kinds: dict[int, set[str]] = {}
-    for each in prediction.timeline.communications:
+    communications, kinds = prediction.timeline.communications, dict[int, set[str]]()
+    if all(each.exchange >= 0 for each in communications if each.stream == stream):
+        return "messages"
+    for each in communications:
         kinds.setdefault(each.stream, set()).add(prediction.program.collectives[each.collective].kind)
     own, several = kinds[stream], len(kinds.keys() - {COMPUTE}) > 1
     return _words(next(iter(own))) if several and len(own) == 1 else "communication"
@@ -113,7 +137,7 @@ def _bars(ax: Axes, row: int, start_s: np.ndarray, end_s: np.ndarray, colour: st
 
 
 def _phase_row(ax: Axes, row: int, prediction: Prediction) -> None:
-    spans = [span for span in prediction.timeline.phases if span.duration_s > 0]
+    spans = [span for span in _phases(prediction) if span.duration_s > 0]
     shades = dict(zip(dict.fromkeys(span.phase for span in spans), COLOURS, strict=False))
     total_s = max(prediction.step_time_s, 1e-12)
     for span in spans:
@@ -125,19 +149,30 @@ def _phase_row(ax: Axes, row: int, prediction: Prediction) -> None:
             ax.text((span.start_s + span.end_s) / 2 / MS, row, label, ha="center", va="center")
 
 
+def _phases(prediction: Prediction) -> list[PhaseSpan]:
+    """Of a pipeline without the waiting at their ends: it is for what comes next."""
+    timeline = prediction.timeline
+    if not prediction.rank_timelines:
+        return list(timeline.phases)
+    stretches = computed_stretches(timeline)
+    return [replace(timeline.phases[run], start_s=start_s, end_s=end_s) for run, start_s, end_s in stretches]
+
+
 def _colours_by_kind(prediction: Prediction) -> dict[str, str]:
     """Every kind of kernel in order of its time; past the first few they share one colour."""
     kinds = list(seconds_by_kind(prediction))
     return {kind: COLOURS[index] if index < MOST_KINDS else OTHER_COLOUR for index, kind in enumerate(kinds)}
 
 
-def _kind_legend(ax: Axes, colours: dict[str, str], **where: Any) -> None:
+def _kind_legend(ax: Axes, colours: dict[str, str], more: Mapping[str, str] = NOTHING, **where: Any) -> None:
+    """more: colours by what they stand for beside kernels."""
     from matplotlib.patches import Patch
 
     named = {kind: colour for kind, colour in colours.items() if colour != OTHER_COLOUR}
     patches = [Patch(color=colour, label=_words(kind)) for kind, colour in named.items()]
     if len(colours) > len(named):
         patches.append(Patch(color=OTHER_COLOUR, label="other"))
+    patches += [Patch(color=colour, label=name) for name, colour in more.items()]
     if patches:
         default = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 4, "frameon": False}
         ax.legend(handles=patches, **(default | where))
@@ -154,7 +189,8 @@ def plot_breakdown(prediction: Prediction, ax: Axes | None = None) -> Axes:
         for part, label in parts_of(prediction).items()
         if prediction.breakdown[part] >= LEAST_SHARE * prediction.step_time_s
     }
-    return _horizontal_bars(ax, parts, prediction.step_time_s, [COLOURS[0]] * len(parts), "where the step's time goes")
+    title = f"where the step's time goes{on_rank(prediction.shown_rank)}"
+    return _horizontal_bars(ax, parts, prediction.step_time_s, [COLOURS[0]] * len(parts), title)
 
 
 def plot_kinds(prediction: Prediction, ax: Axes | None = None) -> Axes:
@@ -166,7 +202,8 @@ def plot_kinds(prediction: Prediction, ax: Axes | None = None) -> Axes:
     if others > 0:
         parts["other"] = others
         shades.append(OTHER_COLOUR)
-    return _horizontal_bars(ax, parts, prediction.step_time_s, shades, "device time by kind of kernel")
+    title = f"device time by kind of kernel{on_rank(prediction.shown_rank)}"
+    return _horizontal_bars(ax, parts, prediction.step_time_s, shades, title)
 
 
 def _horizontal_bars(ax: Axes | None, parts: dict[str, float], total_s: float, colours: list[str], title: str) -> Axes:
@@ -208,7 +245,7 @@ def plot_roofline(prediction: Prediction, ax: Axes | None = None) -> Axes:
     ax.set_yscale("log")
     _draw_roofs(ax, prediction, shown)
     hidden = 1 - sum(use.total_s for use in shown) / busy_s
-    ax.set_title(f"{format_share(hidden)} of the device's time is in kernels without arithmetic")
+    ax.set_title(_titled(prediction, f"{format_share(hidden)} of the device's time is in kernels without arithmetic"))
     ax.set_xlabel("arithmetic intensity, FLOP a byte")
     ax.set_ylabel("FLOP/s")
     _kind_legend(
@@ -244,13 +281,16 @@ def _draw_roofs(ax: Axes, prediction: Prediction, shown: list[KernelUse]) -> Non
 
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
-    """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates).
+    """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates). Of ranks
+    that differ, one that the title names: see :func:`~perfmodel.report.pipeline_ranks.with_largest_memory`.
 
     Raises
     ------
     ValueError
         If the prediction has no memory (a CPU).
     """
+    largest = largest_rank(prediction)
+    prediction, rank = with_largest_memory(prediction)
     memory = prediction.memory
     if memory is None:
         raise ValueError("this prediction has no memory timeline")
@@ -266,7 +306,9 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     ax.step(x, memory.reserved_bytes / GIB, where="post", color="black", linestyle="--", label="reserved")
     peak = int(np.argmax(memory.allocated_bytes))
     ax.plot(x[peak], memory.allocated_bytes[peak] / GIB, "o", color="black", markersize=7)
-    ax.set_title(_memory_title(prediction, memory))
+    title = _memory_title(prediction, memory)
+    most = "" if rank == largest else f"\nrank {largest} takes most"
+    ax.set_title(title if rank is None else f"rank {rank}: {title}{most}")
     ax.set_xlim(0, x_end)
     ax.set_ylim(0, 1.15 * float(max(memory.reserved_bytes.max(), 1)) / GIB)
     ax.set_xlabel(x_label)

@@ -17,6 +17,8 @@ from perfmodel.units import US
 REMEDY = "Export one with torch.profiler's export_chrome_trace."
 LAUNCHES = {"cuda_runtime", "cuda_driver"}
 DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+HALF_A_NANOSECOND_US = 0.0005
+COMMUNICATION = ("ncclDevKernel", "ncclKernel")  # begins the names of NCCL's kernels
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,17 @@ class RecordedOperator:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """operators: in the order the device ran them. step_s: to the start of the next step where that was recorded too,
-    else to the end of the last kernel. on_device: whether they are kernels of a device, or a CPU's own calls.
+    """operators: in the order the device ran them, without NCCL's kernels, which run beside others and for as long as
+    another rank lets them wait. step_s: to the start of the next step where that was recorded too, else to the end of
+    the last kernel. on_device: whether they are kernels of a device, or a CPU's own calls. rank: whose they are; None
+    where the file does not say. communicates: whether NCCL's kernels are in the trace.
     """
 
     operators: tuple[RecordedOperator, ...]
     step_s: float
     on_device: bool
+    rank: int | None = None
+    communicates: bool = False
 
     @property
     def busy_s(self) -> float:
@@ -45,7 +51,7 @@ class RecordedStep:
 
 
 def load_step(path: Path, known: Collection[str]) -> RecordedStep:
-    """The last whole step in a trace file.
+    """The last whole step in a trace file, of the rank that its ``distributedInfo`` names where it holds several.
 
     Parameters
     ----------
@@ -58,27 +64,53 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
     Raises
     ------
     PerfModelError
-        If the file is not such a trace, or no operator runs in it.
+        If the file is not such a trace, or no operator runs in it, or none of the rank that it names.
     """
-    events = _slices(path)
+    data = _read(path)
+    rank = _rank(data)
+    events = [event for event in _of_one_rank(_slices(path, data), rank) if not _is_communication(event)]
     on_device = _on_device(events, known)
     operators = on_device or _on_host(events, known)
     if not operators:
         raise PerfModelError(f"{path}: a profiler trace must hold operators that ran (got none). {REMEDY}")
     chosen, step_s = _last_step(operators, _step_starts(events))
-    return RecordedStep(tuple(chosen), step_s, on_device=bool(on_device))
+    communicates = any(_is_communication(event) for event in _slices(path, data))
+    return RecordedStep(tuple(chosen), step_s, bool(on_device), rank, communicates)
 
 
-def _slices(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> Any:
     try:
         content = path.read_bytes()
-        data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except OSError as error:
         raise PerfModelError(
             f"{path}: a profiler trace must be a readable file ({error.strerror or error}). {REMEDY}"
         ) from error
     except (ValueError, EOFError) as error:
         raise PerfModelError(f"{path}: a profiler trace must be whole JSON ({error}). {REMEDY}") from error
+
+
+def _rank(data: Any) -> int | None:
+    """What torch's profiler writes where torch.distributed is in use."""
+    info = data.get("distributedInfo") if isinstance(data, dict) else None
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if type(rank) is int else None
+
+
+def _of_one_rank(events: list[dict[str, Any]], rank: int | None) -> list[dict[str, Any]]:
+    """torch's profiler records one process, and numbers it as the system does; where several are in the file, as
+    perfmodel writes a pipeline's, each has its rank's number.
+    """
+    if len({event.get("pid") for event in _of(events, {"cpu_op"})}) < 2:
+        return events
+    return [event for event in events if event.get("pid") == rank]
+
+
+def _is_communication(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "kernel" and str(event.get("name", "")).startswith(COMMUNICATION)
+
+
+def _slices(path: Path, data: Any) -> list[dict[str, Any]]:
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise PerfModelError(f"{path}: a profiler trace must hold a list traceEvents (got none). {REMEDY}")
@@ -148,13 +180,18 @@ def _owners(
         members.sort(key=lambda event: (float(event["ts"]), -float(event["dur"]), event["cat"] != "cpu_op"))
         open_calls: list[dict[str, Any]] = []
         for event in members:
-            while open_calls and float(open_calls[-1]["ts"]) + float(open_calls[-1]["dur"]) <= float(event["ts"]):
+            while open_calls and _ends_before(open_calls[-1], float(event["ts"])):
                 open_calls.pop()
             if event["cat"] == "cpu_op":
                 open_calls.append(event)
             if id(event) in wanted and open_calls:
                 owners[id(event)] = next((call for call in open_calls if _bare(call) in known), open_calls[-1])
     return owners
+
+
+def _ends_before(call: dict[str, Any], time_us: float) -> bool:
+    """Or as it is reached: times are whole nanoseconds, but for the rounding of their sum."""
+    return float(call["ts"]) + float(call["dur"]) < time_us + HALF_A_NANOSECOND_US
 
 
 def _step_starts(events: list[dict[str, Any]]) -> list[float]:

@@ -57,20 +57,28 @@ def value_text(value: Any) -> str:
 def _table(result: SweepResult) -> Table:
     outcomes = [each.outcome for each in result.ranked if each.outcome is not None]
     communicates = any(outcome.exposed_s > 0 for outcome in outcomes)
+    has_gpus = len({outcome.gpus for outcome in outcomes}) > 1 and "hardware.gpus" not in result.vary
+    has_bubbles = any(outcome.bubble_share is not None for outcome in outcomes)
     has_memory = any(outcome.device_bytes is not None for outcome in outcomes)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right")
-    headings = [*(key.replace(".", ".\n") for key in result.vary), "samples/s", "of best", "step time", "90 % interval"]
+    headings = [key.replace(".", ".\n") for key in result.vary]
+    headings += ["GPUs"] if has_gpus else []
+    headings += ["samples/s", "of best", "step time", "90 % interval"]
     headings += ["exposed\ncommunication"] if communicates else []
+    headings += ["pipeline\nbubble"] if has_bubbles else []
     headings += ["memory\nallocated", "device memory\nin use"] if has_memory else []
     for heading in headings:
         table.add_column(heading, justify="right")
     for each, outcome in zip(result.ranked, outcomes, strict=True):
         low_s, high_s = outcome.interval_s
-        row = [str(each.rank), *map(value_text, each.values.values()), samples_per_s_text(outcome)]
+        row = [str(each.rank), *map(value_text, each.values.values())]
+        row += [str(outcome.gpus)] if has_gpus else []
+        row.append(samples_per_s_text(outcome))
         row.append(format_share(outcome.throughput_samples_per_s / outcomes[0].throughput_samples_per_s, 1))
         row += [format_seconds(outcome.step_time_s), f"{format_seconds(low_s)} to {format_seconds(high_s)}"]
         row += [format_seconds(outcome.exposed_s)] if communicates else []
+        row += ["" if outcome.bubble_share is None else format_share(outcome.bubble_share, 1)] if has_bubbles else []
         row += [_bytes(outcome.peak_allocated_bytes), _bytes(outcome.device_bytes)] if has_memory else []
         table.add_row(*row)
     return table

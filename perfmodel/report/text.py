@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,12 +10,19 @@ from rich.text import Text
 
 from perfmodel.cost.power import Clock
 from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
-from perfmodel.report.pipeline_ranks import bubble_share
+from perfmodel.report.pipeline_ranks import (
+    RankShare,
+    bubble_share,
+    largest_rank,
+    on_rank,
+    rank_shares,
+)
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
-from perfmodel.workload.scenario import EveryK, Scenario
+from perfmodel.workload.scenario import EveryK, PipelineSection, Scenario
+from perfmodel.workload.trace_store import blocks_of_parts
 
 BAR_CELLS = 30
 TOP_KERNELS = 8
@@ -39,6 +46,7 @@ def report(prediction: Prediction) -> RenderableType:
         _answer(prediction),
         *([_pipeline(prediction)] if prediction.rank_timelines else []),
         _bottleneck(prediction),
+        *([_ranks(prediction)] if prediction.rank_timelines else []),
         _breakdown(prediction),
         _top_kernels(prediction),
         _provenance(prediction),
@@ -81,8 +89,9 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"{training.activation_checkpointing} checkpointing")
     wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
     if (pipeline := scenario.parallelism.pp) is not None:
+        stages = "" if pipeline.virtual_stages == 1 else f"{number_of_parts(pipeline)} stages and "
         parts.append(
-            f"{pipeline.schedule} pipeline of {pipeline.micro_batches} micro-batches on {pipeline.stages} GPUs{wire}"
+            f"{pipeline.schedule} pipeline of {stages}{_micro_batches(pipeline)} on {pipeline.stages} GPUs{wire}"
         )
     if scenario.parallelism.dp > 1:
         what = f"GPUs{wire}" if pipeline is None else "such pipelines"
@@ -92,6 +101,10 @@ def describe(scenario: Scenario) -> str:
         computed = policy.param or scenario.precision
         parts.append(f"computed in {computed}, reduced in {policy.reduce or computed}")
     return ", ".join(parts)
+
+
+def _micro_batches(pipeline: PipelineSection) -> str:
+    return f"{pipeline.micro_batches} micro-batch" + ("" if pipeline.micro_batches == 1 else "es")
 
 
 def _answer(prediction: Prediction) -> Table:
@@ -129,7 +142,8 @@ def _mfu(prediction: Prediction) -> tuple[str, str]:
     value, peak = mfu(prediction), peak_flops_per_s(prediction)
     if value is None or peak is None:
         return "unknown", "no datasheet peak in the profile"
-    return f"{value:.1%}".replace("%", " %"), f"of {format_flops_per_s(peak)}"
+    per_cent = f"{100 * value:.1f}" if value >= LEAST_SHARE or value == 0 else f"{100 * value:.2g}"
+    return f"{per_cent} %", f"of {format_flops_per_s(peak)}"
 
 
 def _clock(clock: Clock) -> tuple[str, str]:
@@ -146,12 +160,14 @@ def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
     memory = prediction.largest_memory
     if memory is None:
         return [("memory", "not predicted", "on a CPU")]
-    device = format_bytes(prediction.profile.device.memory_bytes)
+    device, rank = format_bytes(prediction.profile.device.memory_bytes), largest_rank(prediction)
+    where = "" if rank is None else f"rank {rank}: "
     if memory.out_of_memory is not None:
-        return [("memory", Text("does not fit", style="bold red"), _refusal(memory, device))]
+        return [("memory", Text("does not fit", style="bold red"), f"{where}{_refusal(memory, device)}")]
     allocated, reserved = format_bytes(memory.peak_allocated_bytes), format_bytes(memory.peak_reserved_bytes)
     retries = f", {memory.retries} retries: time not predicted" if memory.retries else ""
-    rows: list[tuple[str, Text | str, str]] = [("memory", f"{allocated} allocated", f"{reserved} reserved")]
+    whose = f"{reserved} reserved{on_rank(rank)}"
+    rows: list[tuple[str, Text | str, str]] = [("memory", f"{allocated} allocated", whose)]
     if memory.rebuilding is not None:
         most = format_bytes(memory.rebuilding.peak_allocated_bytes)
         rows.append((f"step {memory.rebuild_step}", f"up to {most}", "allocated, while buckets are rebuilt"))
@@ -182,14 +198,37 @@ def _bottleneck(prediction: Prediction) -> Text:
 
 
 def _pipeline(prediction: Prediction) -> Text:
-    """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of the slowest."""
+    """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of one."""
     section = pipeline_of(prediction.scenario)
-    on_ranks = "" if section.virtual_stages == 1 else f" on {section.stages} ranks"
+    blocks = ", ".join(map(str, blocks_of_parts(prediction.scenario)))
     parts = (
-        f"{section.schedule}, {number_of_parts(section)} stages{on_ranks}, {section.micro_batches} micro-batches, "
+        f"{section.schedule}, stages of {blocks} blocks, {_micro_batches(section)}, "
         f"bubbles {format_share(bubble_share(prediction), 1)}"
     )
     return Text("pipeline      ", style="cyan").append(parts, style="default")
+
+
+def _ranks(prediction: Prediction) -> Table:
+    """A row for each rank, or for ranks of several pipelines that are alike."""
+    table = _table("\nranks")
+    waits = ("exposed\ncommunication", "waiting for\nthe host")
+    for heading in ("rank", "stages", "blocks", "busy", "bubble", *waits, "memory\nallocated"):
+        table.add_column(heading, justify="right", vertical="bottom", header_style="cyan")
+    shares, stages = rank_shares(prediction), pipeline_of(prediction.scenario).stages
+    for number in range(stages):
+        table.add_row(*_rank_row(shares[number::stages]))
+    return table
+
+
+def _rank_row(alike: Sequence[RankShare]) -> Iterator[str]:
+    """alike: ranks that have the same stages, one of each pipeline."""
+    share = alike[0]
+    for numbers in ([each.rank for each in alike], share.stages, share.blocks):
+        yield ", ".join(map(str, numbers))
+    for seconds in (share.busy_s, share.bubble_s, share.exposed_communication_s, share.host_bound_s):
+        yield format_seconds(seconds)
+    peak_bytes = share.peak_allocated_bytes
+    yield "does not fit" if peak_bytes is None else format_bytes(peak_bytes)
 
 
 def parts_of(prediction: Prediction) -> dict[str, str]:
@@ -201,7 +240,7 @@ def parts_of(prediction: Prediction) -> dict[str, str]:
 def _breakdown(prediction: Prediction) -> Table:
     total_s = sum(prediction.breakdown[part] for part in PARTS)
     table = _grid()
-    table.add_row(Text("\nwhere the time goes", style="bold"))
+    table.add_row(Text(f"\nwhere the time goes{on_rank(prediction.shown_rank)}", style="bold"))
     for part, label in parts_of(prediction).items():
         seconds = prediction.breakdown[part]
         share = seconds / total_s
@@ -221,8 +260,7 @@ def bar(share: float) -> str:
 
 
 def _top_kernels(prediction: Prediction) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="\nlargest kernels")
-    table.title_justify, table.title_style = "left", "bold"
+    table = _table(f"\nlargest kernels{on_rank(prediction.shown_rank)}")
     for name in ("time", "share", "calls", "each"):
         table.add_column(name, justify="right", no_wrap=True, header_style="cyan")
     table.add_column("source", no_wrap=True, header_style="cyan")
@@ -233,6 +271,12 @@ def _top_kernels(prediction: Prediction) -> Table:
         operator = Text(use.key.removeprefix("aten.").replace(".default(", "(", 1), overflow="ellipsis", no_wrap=True)
         each = format_seconds(use.mean_s)
         table.add_row(format_seconds(use.total_s), share, str(use.count), each, use.cost.source, operator)
+    return table
+
+
+def _table(title: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title)
+    table.title_justify, table.title_style = "left", "bold"
     return table
 
 

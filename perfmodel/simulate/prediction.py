@@ -41,11 +41,17 @@ class Prediction:
     interval_s: 5th and 95th percentile of the steady step. breakdown: seconds by forward_s, backward_s, optimizer_s,
     exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
     provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
-    collectives' time alone by source (exact, curve, extrapolated), empty where there are none. assumptions: what was
-    not measured but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
-    and their times contain; None at the full one. kernels: largest total first. program, timeline, memory, clock: of
-    the rank whose step is longest, which all others wait for. rank_memories: of each rank in order. rank_timelines,
-    rank_programs, rank_kernels: the same of a pipeline, empty where ranks do not differ in time.
+    collectives' time alone by source (exact, curve, extrapolated), empty where there are none. communication_bytes: by
+    group; of collectives, the sizes that nccl-tests counts, of messages (group ``pp``, or one for each two ranks) all
+    that the rank sends and receives. assumptions: what was not measured but supposed, such as faster links. clock: to
+    which the power limit lowers it, which kernels and their times contain; None at the full one. kernels: largest total
+    first. model_flops: of the whole step over all ranks, per rank.
+
+    Of one rank are program, timeline, memory, clock, kernels, breakdown, communication_bytes and provenance: of a
+    pipeline, of shown_rank, the first of those whose compute streams work longest; else, where shown_rank is None, of
+    one whose step is longest, which all others wait for. bottleneck and warnings are of all ranks of a pipeline.
+    rank_memories: of each rank in order. rank_timelines, rank_programs, rank_kernels: the same of a pipeline, empty
+    where ranks do not differ in time.
     """
 
     scenario: Scenario
@@ -59,6 +65,7 @@ class Prediction:
     bottleneck: str
     provenance: dict[str, float]
     model_flops: float
+    shown_rank: int | None = None
     rank_memories: tuple[MemoryTimeline, ...] = ()
     rank_timelines: tuple[Timeline, ...] = ()
     rank_programs: tuple[Program, ...] = ()
@@ -77,7 +84,8 @@ class Prediction:
 
     @property
     def step_time_s(self) -> float:
-        return self.timeline.step_time_s
+        """Of the rank whose step is longest; those of a pipeline differ by rounding alone."""
+        return max((each.step_time_s for each in self.rank_timelines), default=self.timeline.step_time_s)
 
     @property
     def by_rank(self) -> tuple[Prediction, ...]:

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
-from perfmodel.cost.host import REFERENCE
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.cost.host import AGAIN, REFERENCE
+from perfmodel.hardware.interconnect import MESSAGES, Interconnect, Role
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import Program
+from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.units import format_share
+from perfmodel.units import format_bytes, format_share
 from perfmodel.workload.scenario import Scenario
 
 OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
+OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines
+OF_PIPELINES = ("pp ",)
+ALONE_SINCE = (2, 12)  # torch posts single messages of pipelines by themselves
+
+
+class Talk(NamedTuple):
+    """What a rank has to do with others. costs, routes: by collective of its program."""
+
+    program: Program
+    costs: Sequence[CollectiveCost]
+    routes: Sequence[Route]
 
 
 def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
@@ -60,20 +73,63 @@ def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: I
     return tuple(found)
 
 
-def kernel_warnings(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[str]:
-    """Kernels that were not measured, or not well."""
-    shares = kernel_shares(kernels)
-    if shares["roofline"] > 0.01:
+def batches_messages(profile: Profile) -> bool:
+    """Whether the profile's torch hands single messages of pipelines to batch_isend_irecv, as those before 2.12 do;
+    where no version is known, it does not.
+    """
+    version = _torch_version(profile)
+    return version is not None and version < ALONE_SINCE
+
+
+def message_assumptions(programs: Iterable[Program], profile: Profile) -> Iterator[str]:
+    """As :func:`assumptions`, where ranks of a pipeline send messages that go alone."""
+    if not any(each.role in ("send", "receive") for program in programs for each in program.collectives):
+        return
+    version, since = _torch_version(profile), _dotted(ALONE_SINCE)
+    if version is None:
         yield (
-            f"{format_share(shares['roofline'])} of the device time is from a roofline: run `perfmodel "
-            "calibrate --scenario` on this machine"
+            f"single messages on a communicator of each two ranks, as torch {since} and later post them (the profile "
+            "names no torch; earlier ones post all on the pipeline's)"
         )
-    elif shares["curve"] > 0.05:
+    elif version < ALONE_SINCE:
         yield (
-            f"{format_share(shares['curve'])} of the device time is from fitted curves: `perfmodel calibrate "
-            "--scenario` measures the exact kernels"
+            f"single messages all on the pipeline's communicator, as torch {_dotted(version)} posts them ({since} and "
+            "later: each two ranks on their own)"
         )
-    unstable = [use.key for use in kernels if use.key in profile.unstable]
+    else:
+        yield (
+            f"single messages on a communicator of each two ranks, as torch {_dotted(version)} posts them (before "
+            f"{since}: all on the pipeline's)"
+        )
+
+
+def _torch_version(profile: Profile) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", str(profile.provenance.get("torch", "")))
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) -> Iterator[str]:
+    """Kernels that were not measured, or not well.
+
+    kernels: of each rank of a pipeline in order, of which the worst is told; else of one rank.
+    """
+    shares = [kernel_shares(each) for each in kernels]
+    roofline, curve = (_worst(shares, source) for source in ("roofline", "curve"))
+    if shares[roofline]["roofline"] > 0.01:
+        yield (
+            f"{_of_device_time(shares, roofline, 'roofline')} is from a roofline: run `perfmodel calibrate --scenario` "
+            "on this machine"
+        )
+    elif shares[curve]["curve"] > 0.05:
+        yield (
+            f"{_of_device_time(shares, curve, 'curve')} is from fitted curves: `perfmodel calibrate --scenario` "
+            "measures the exact kernels"
+        )
+    unstable = {use.key for each in kernels for use in each if use.key in profile.unstable}
     if unstable:
         yield (
             f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
@@ -81,31 +137,41 @@ def kernel_warnings(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[
         )
 
 
-def communication_warnings(
-    program: Program, costs: Sequence[CollectiveCost], routes: Sequence[Route], profile: Profile, own: str
-) -> Iterator[str]:
-    """Collectives that are extrapolated, and what the interconnects that they run over lack; none where a step has no
-    collectives.
+def _worst(shares: Sequence[dict[str, float]], source: str) -> int:
+    """The first of the ranks that have most, as it is shown."""
+    return max(range(len(shares)), key=lambda at: round(shares[at][source], 2))
 
-    costs, routes: by collective. own: name of the interconnect in use.
+
+def _of_device_time(shares: Sequence[dict[str, float]], worst: int, source: str) -> str:
+    of_rank = f" of rank {worst}" if len(shares) > 1 else ""
+    return f"{format_share(shares[worst][source])} of the device time{of_rank}"
+
+
+def communication_warnings(ranks: Sequence[Talk], profile: Profile, own: str) -> Iterator[str]:
+    """Collectives and messages that are extrapolated, and what the interconnects that they run over lack; none where a
+    step has none. Each is told once, whatever ranks it is of.
+
+    own: name of the interconnect in use.
     """
-    ran = zip(program.collectives, costs, routes, strict=True)
-    far = [(route, each) for each, cost, route in ran if cost.source == "extrapolated"]
-    words = ((route.name, each.ranks, extrapolation(each.kind, each.ranks, route.interconnect)) for route, each in far)
-    for name, ranks, text in dict.fromkeys(words):
-        yield f"{text}: `perfmodel calibrate --interconnect {name} --ranks {ranks} --scenario FILE` measures them"
-    calls = [call for call in program.instructions.calls if call.startswith(OF_SHARDING)]
+    ran = [row for each in ranks for row in zip(each.program.collectives, each.costs, each.routes, strict=True)]
+    yield from dict.fromkeys(_extrapolated(each, route) for each, cost, route in ran if cost.source == "extrapolated")
+    made = dict.fromkeys(call for each in ranks for call in each.program.instructions.calls)
+    calls = [call for call in made if call.startswith(OF_SHARDING)]
     if calls and profile.device.kind == "cuda" and not profile.launch.waiting_gap_s:
         yield (
             "the profile has no waiting_gap_s (kernels are taken to follow each other as closely while other streams "
             "wait): `perfmodel calibrate --only waiting` measures it"
         )
-    for name, interconnect in {route.name: route.interconnect for route in routes}.items():
-        missing = list(_missing(profile, interconnect, name == own))
+    messages = {route.name for each, _, route in ran if each.kind in MESSAGES}
+    others = {route.name for each, _, route in ran if each.kind not in MESSAGES}
+    for name, interconnect in {route.name: route.interconnect for _, _, route in ran}.items():
+        missing = list(_missing(profile, interconnect, name == own, name in others))
         if name == own and interconnect.host and any(call not in interconnect.host for call in calls):
             missing.append(
                 "no times of fully_shard's hooks (their calls are taken to cost no more than what they launch)"
             )
+        if name in messages:
+            missing += _missing_of_messages(interconnect, list(made) if name == own else [])
         if missing:
             yield (
                 f"interconnect {name} has {', '.join(missing)}: `perfmodel calibrate --interconnect {name}` measures "
@@ -113,15 +179,47 @@ def communication_warnings(
             )
 
 
-def _missing(profile: Profile, interconnect: Interconnect, has_calls: bool) -> Iterator[str]:
+def _extrapolated(collective: Collective, route: Route) -> str:
+    """Messages are between two ranks everywhere: what is extrapolated is their size."""
+    kind, _, size_bytes, ranks, *_ = collective
+    measure = f"`perfmodel calibrate --interconnect {route.name} --ranks {ranks} --scenario FILE` measures them"
+    if kind not in MESSAGES:
+        return f"{extrapolation(kind, ranks, route.interconnect)}: {measure}"
+    most_bytes = route.interconnect.segments[f"{kind} {ranks}"][-1].most_bytes
+    return (
+        f"messages of {format_bytes(size_bytes)} are extrapolated from sizes of up to {format_bytes(most_bytes)} by "
+        f"the end of their curve: {measure}"
+    )
+
+
+def _missing_of_messages(interconnect: Interconnect, calls: Iterable[str]) -> Iterator[str]:
+    """Of an interconnect with host call times, some may lack; an interconnect without any was named for that. calls:
+    those that cost the host what they cost over this one.
+    """
+    known = interconnect.host.keys() - {REFERENCE}
+    lacking = [call for call in calls if known and call.removesuffix(AGAIN) not in known]
+    if any(call.startswith(OF_MESSAGES) for call in lacking):
+        yield "no times of messages' calls (each is taken to cost no more than a kernel's launch)"
+    if any(call.startswith(OF_PIPELINES) for call in lacking):
+        yield "no times of the pipeline's own calls (each is taken to cost no more than a kernel's launch)"
+    roles = [role for role in get_args(Role) if role not in interconnect.message_couplings]
+    if roles:
+        which = "" if len(roles) == len(get_args(Role)) else f" of {' and '.join(roles)}"
+        yield f"no message_couplings{which} (messages are taken to slow kernels, and kernels them, as collectives do)"
+    if not interconnect.messages_ahead:
+        yield "no messages_ahead (a message is taken to wait for its receiver, however small)"
+
+
+def _missing(profile: Profile, interconnect: Interconnect, has_calls: bool, has_collectives: bool) -> Iterator[str]:
     """What a step on this device would use, with what is supposed instead. On a CPU neither kernels beside collectives
     nor device memory are predicted. has_calls: whether calls cost the host what they cost over this one.
+    has_collectives: whether other than messages run over it, which have couplings of their own.
     """
     if has_calls and not interconnect.host.keys() - {REFERENCE}:
         yield "no host call times (a call is taken to cost no more than a kernel's launch)"
     if profile.device.kind != "cuda":
         return
-    if not interconnect.couplings:
+    if not interconnect.couplings and (has_collectives or not interconnect.message_couplings):
         yield "no couplings (kernels and collectives are taken not to slow each other)"
     if not interconnect.communicator_bytes:
         yield "no communicator_bytes (communicators are taken to need no memory)"

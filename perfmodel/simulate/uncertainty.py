@@ -1,10 +1,15 @@
 """How sure: the 90 % interval of a step time, by quadrature of independent relative errors.
 
-    sigma^2 = sum over keys (n t s)^2 + sum over classes (T_class sigma_class)^2 + host^2 + wire^2 + clock^2
+    sigma^2 = (1 + b)^2 (sum over keys (n t s)^2 + sum over classes (T_class sigma_class)^2 + clock^2) + host^2 + wire^2
 
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
-the whole class. Not yet calibrated against held-out measurements, and reports say so.
+the whole class. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are kernels of
+other ranks, on the step's critical path as its own are.
+
+Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
+same and add up; bubbles are then as wrong, relatively, as busy time. Not yet calibrated against held-out measurements,
+and reports say so.
 """
 
 from __future__ import annotations
@@ -24,19 +29,26 @@ IN_SITU_OTHER = 0.02
 
 
 def step_interval_s(
-    step_time_s: float, kernels: Iterable[KernelUse], host_s: float, wire_s: float = 0.0, clock_s: float = 0.0
+    step_time_s: float,
+    kernels: Iterable[KernelUse],
+    host_s: float,
+    wire_s: float = 0.0,
+    clock_s: float = 0.0,
+    bubbles: float = 0.0,
 ) -> tuple[float, float]:
     """5th and 95th percentile of the step.
 
     host_s: by how much the step grows when the host is slower by one standard deviation of its speed. wire_s: likewise
-    when collectives take longer. clock_s: when kernels do, at a clock that the power limit has lowered.
+    when collectives take longer. clock_s: when kernels do, at a clock that the power limit has lowered. bubbles:
+    seconds of waiting for other ranks' kernels for each second of the rank's own.
     """
     uses = sorted(kernels, key=lambda use: _family(use.cost.kind))
     keys = sum((use.total_s * use.cost.spread) ** 2 for use in uses)
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    half_s = NORMAL_90 * float(np.sqrt(keys + classes + host_s**2 + wire_s**2 + clock_s**2))
+    on_path = (1 + bubbles) ** 2 * (keys + classes + clock_s**2)
+    half_s = NORMAL_90 * float(np.sqrt(on_path + host_s**2 + wire_s**2))
     return max(step_time_s - half_s, 0.0), step_time_s + half_s
 
 

@@ -155,10 +155,12 @@ class PipelineSection(_Section):
     stages: ranks that the model is cut over. schedule: in which order they work. micro_batches: parts of the batch that
     follow each other through the pipeline. virtual_stages: parts of the model that each rank has, dealt out in turns
     (by ``zbv-zero-bubble`` and ``dualpipev``, which need two, there and back). layers: repeated blocks of each part of
-    the model, in order; absent: as equal as can be, embeddings and head counted by their parameters.
+    the model, in order; absent: such that the largest part has as few parameters as can be. That balances parameters,
+    not time: embeddings count like all others, though looking tokens up takes hardly any time, so that the first part
+    may have fewer blocks than it has time for. What was chosen is in the report; ``layers`` chooses otherwise.
     """
 
-    stages: Annotated[int, Field(ge=2, le=10**6)]
+    stages: Annotated[int, Field(ge=2, le=10**6, strict=True)]
     schedule: Schedule = "1f1b"
     micro_batches: MicroBatches
     virtual_stages: Count = 1

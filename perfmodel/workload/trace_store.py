@@ -102,15 +102,22 @@ def check_part(scenario: Scenario, number: int) -> None:
 
 def part_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
     """``part-1a2b3c4d5e6f``: the digest of :func:`part_workload`. Needs torch unless ``layers`` are given."""
-    return f"part-{workload_digest(part_workload(scenario, _blocks_of_parts(scenario), number, split))}"
+    return f"part-{workload_digest(part_workload(scenario, blocks_of_parts(scenario), number, split))}"
 
 
-def _blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+    """Repeated blocks of each part of the scenario's pipeline, in order.
+
+    Raises
+    ------
+    PerfModelError
+        If the model cannot be cut so; or torch, which counts parameters unless ``layers`` are given, is missing.
+    """
     if pipeline_of(scenario).layers is not None:
         return parts_of(scenario, ParameterCounts(embeddings=0, block=0, head=0))
     with _torch_needed(scenario):
-        from perfmodel.workload.trace.part import blocks_of_parts
-    return blocks_of_parts(scenario)
+        from perfmodel.workload.trace import part
+    return part.blocks_of_parts(scenario)
 
 
 def find_trace(name: str) -> Path | None:

@@ -80,6 +80,16 @@ def test_time_in_which_the_device_idles_raises_the_clock() -> None:
     assert clock_ratio(load, IDLE_W, LIMIT_W) < clock_ratio(load, IDLE_W, LIMIT_W, waits_s=0.2) < 1
 
 
+def test_bubbles_grow_with_what_the_clock_slows() -> None:
+    """A fifth of a second for each that the device is busy: 900 r^3 / 1.2 = 600, and a half is 600 W at full clock."""
+    load = [Load(1.0, 900.0, 1.0)]
+    assert clock_ratio(load, IDLE_W, LIMIT_W, bubbles=0.2) == pytest.approx((1.2 * 600 / 900) ** (1 / 3))
+    assert clock_ratio(load, IDLE_W, LIMIT_W, bubbles=0.5) == 1
+    clock = lowered_clock([MM], [product()], np.array([1]), np.array([1.0]), PROFILE, bubbles=0.2)
+    assert clock is not None
+    assert clock.ratio == pytest.approx((1.2 * 600 / 900) ** (1 / 3))
+
+
 def test_slow_products_draw_less() -> None:
     """By the share of their arithmetic's peak; never more than the measured. Work on memory draws what it draws."""
     assert above_idle_w(product(rate_per_s=400e12), 1.0, PRODUCT, IDLE_W, DEVICE) == pytest.approx(450)

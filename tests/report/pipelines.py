@@ -9,6 +9,7 @@ import numpy as np
 
 from perfmodel.hardware.measurement import Measurement, PipelineAction, RankSamples
 from perfmodel.program.program import Collective, Message
+from perfmodel.simulate.memory import simulate_memory
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Communication, PhaseSpan, Timeline
 from perfmodel.units import US
@@ -57,7 +58,7 @@ def timeline(rank: int, began_us: float) -> Timeline:
         start_s=start * US,
         end_s=stop * US,
         phases=spans,
-        host_spans=spans,
+        host_spans=tuple(span.shifted(-US) for span in spans),
         step_time_s=STEP_S,
         synced_step_time_s=STEP_S,
         host_busy_s=0.0,
@@ -85,6 +86,7 @@ def pipeline(began_us: Sequence[float] = (3, 0), **changes: object) -> Predictio
         ),
         program=programs[0],
         timeline=timeline(0, began_us[0]),
+        shown_rank=0,
         rank_memories=(known.memory, smaller),
         rank_timelines=tuple(timeline(rank, each) for rank, each in enumerate(began_us)),
         rank_programs=programs,
@@ -118,3 +120,10 @@ def measured_pipeline(name: str = "toy", actions: bool = True, **columns: object
     )
     known = {"split": "tuning", "group": "pp", "scenario": {}, "provenance": {}, "warmup_steps": 5}
     return Measurement(name=name, **known | shared | {"ranks": ranks} | columns)
+
+
+def with_larger_last() -> Prediction:
+    """Whose last rank takes 3 MiB more beside its allocator than the first, which is shown."""
+    known = pipeline()
+    larger = simulate_memory(known.program, known.profile, communicators_bytes=3 * MIB)
+    return replace(known, rank_memories=(known.rank_memories[0], larger))

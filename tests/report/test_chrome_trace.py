@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
+from perfmodel.report.chrome_trace import CLOCKS, chrome_trace, save_chrome_trace
 from perfmodel.simulate.timeline import SideKernel
 from perfmodel.units import US
 from perfmodel.workload.ops import Operation
@@ -124,6 +124,8 @@ def test_all_ranks_of_a_pipeline_on_one_clock() -> None:
     names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert names == {"rank 0: Toy GPU", "rank 1: Toy GPU"}
     assert [each["id"] for each in trace["deviceProperties"]] == [0, 1]
+    assert trace["otherData"] == {"clocks": CLOCKS}
+    assert "otherData" not in chrome_trace(prediction())
 
 
 def test_messages_have_names() -> None:
@@ -135,3 +137,18 @@ def test_messages_have_names() -> None:
         (1, 2, 5, ["receive F0 0"]),
         (1, 22, 2, ["send B0 0", "receive F1 0"]),
     ]
+
+
+def test_messages_name_the_size_of_their_group() -> None:
+    """Three ranks of a pipeline, of which two exchange messages: over the communicator of all, or their own."""
+    known = pipeline(stages=3)
+    among_two = tuple(
+        replace(each, collectives=(each.collectives[0]._replace(group="pp 0-1"),)) for each in known.rank_programs
+    )
+    for shown, size in ((known, 3), (replace(known, rank_programs=among_two), 2)):
+        sizes = [
+            each["args"]["Group size"]
+            for each in chrome_trace(shown)["traceEvents"]
+            if "Messages" in each.get("args", {})
+        ]
+        assert sizes == [size] * 4

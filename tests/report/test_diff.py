@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.errors import PerfModelError
 from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
 from perfmodel.report.diff import DiffRow, diff_with_trace
 from perfmodel.report.diff_text import diff_report
 from perfmodel.report.text import rendered
+from tests.report.pipelines import pipeline
 from tests.report.synthetic import prediction
 
 WHOLE = """\
@@ -96,3 +98,33 @@ def test_a_cpu_is_told_apart(tmp_path: Path) -> None:
     assert not diff.on_device
     assert [part.matched for part in diff.kinds] == [3, 1, 1, 0]
     assert rendered(diff_report(diff)).splitlines()[-1].startswith("The profiler slows every operator on a CPU")
+
+
+@pytest.mark.parametrize(("rank", "busy_us", "measured_us"), [(0, 15, 24), (1, 16, 18)])
+def test_a_pipeline_is_compared_rank_by_rank(rank: int, busy_us: float, measured_us: float, tmp_path: Path) -> None:
+    trace = chrome_trace(pipeline())
+    trace["distributedInfo"]["rank"] = rank
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(trace))
+    diff = diff_with_trace(pipeline(), path)
+    calls = {0: 7, 1: 5}[rank]
+    assert diff.rank == rank
+    # the step is measured from the first operator to the end of the last; messages between them are in no class
+    assert diff.measured_step_s * 1e6 == pytest.approx(measured_us)
+    assert diff.kinds == (
+        row("gemm", (calls, 0, 0), busy_us, busy_us),
+        row("device waits, or communicates alone", (0, 0, 0), 25 - busy_us, measured_us - busy_us),
+    )
+    assert rendered(diff_report(diff)).startswith(f"rank {rank}: predicted 25 us, in the trace {measured_us} us: ")
+
+
+@pytest.mark.parametrize(("info", "got"), [({}, "none"), ({"rank": 2}, "2")])
+def test_a_trace_of_no_rank_of_the_pipeline_is_refused(info: dict[str, int], got: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(chrome_trace(prediction()) | {"distributedInfo": info}))
+    with pytest.raises(PerfModelError) as error:
+        diff_with_trace(pipeline(), path)
+    assert str(error.value) == (
+        f"{path}: a trace of a pipeline must name its rank, from 0 to 1, under distributedInfo (got {got}). Record one "
+        "while torch.distributed is in use."
+    )

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
-from tests.report.pipelines import pipeline
+from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction
 
 PEAKS = {"peak_allocated_bytes": 8 * MIB, "peak_reserved_bytes": 20 * MIB}
@@ -20,6 +20,7 @@ PEAKS = {"peak_allocated_bytes": 8 * MIB, "peak_reserved_bytes": 20 * MIB}
 def test_contracted_keys() -> None:
     report = json_report(prediction())
     assert report["memory"] == {
+        "rank": None,
         **PEAKS,
         "device_bytes": 20 * MIB,
         "allocated_at_peak_bytes": {
@@ -94,12 +95,17 @@ def test_ranks_of_a_pipeline() -> None:
         {
             "rank": rank,
             "stages": [rank],
+            "blocks": [1],
             "busy_s": pytest.approx(busy_us * 1e-6),
             "bubble_s": pytest.approx(bubble_us * 1e-6),
             "exposed_communication_s": pytest.approx(2e-6),
+            "host_bound_s": pytest.approx(host_us * 1e-6),
             "peak_allocated_bytes": peak_bytes,
         }
-        for rank, busy_us, bubble_us, peak_bytes in ((0, 15, 4, 8 * MIB), (1, 16, 5, MIB))
+        for rank, busy_us, bubble_us, host_us, peak_bytes in ((0, 15, 4, 4, 8 * MIB), (1, 16, 5, 2, MIB))
     ]
+    assert (found["blocks"], found["shown_rank"]) == ([1, 1], 0)
+    assert json_report(pipeline())["memory"]["rank"] == 0
+    assert json_report(with_larger_last())["memory"]["rank"] == 1
     assert json.loads(json.dumps(found)) == found
     assert json_report(prediction())["pipeline"] is None

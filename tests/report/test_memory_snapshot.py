@@ -8,13 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
 from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.report.memory_snapshot import memory_snapshot, save_memory_snapshot
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from tests.report.pipelines import with_larger_last
+from tests.report.synthetic import prediction
 
 MIB = 2**20
 SPEC = TensorSpec.parse("float32[1024,1024]")
@@ -131,7 +135,7 @@ def test_torch_and_the_viewer_read_the_file(tmp_path: Path) -> None:
 
     program = small_program()
     path = tmp_path / "memory.pickle"
-    save_memory_snapshot(program, memory_of(program), path)
+    assert save_memory_snapshot(prediction(program=program, memory=memory_of(program)), path) is None
     content = path.read_bytes()
     assert {opcode.name for opcode, _, _ in pickletools.genops(content)} <= VIEWER_OPCODES
     snapshot = pickle.loads(content)
@@ -141,3 +145,15 @@ def test_torch_and_the_viewer_read_the_file(tmp_path: Path) -> None:
     assert "building the model" in _memory_viz.memory(snapshot, format_flamegraph=str)
     assert "Active Memory Timeline" in _memory_viz.trace_plot(snapshot)
     assert "Allocator State History" in _memory_viz.segment_plot(snapshot)
+
+
+def test_of_ranks_that_differ_the_largest_is_written(tmp_path: Path) -> None:
+    known, path = with_larger_last(), tmp_path / "memory.pickle"
+    assert save_memory_snapshot(known, path) == 1
+    assert known.largest_memory is not None
+    assert pickle.loads(path.read_bytes()) == memory_snapshot(known.rank_programs[1], known.largest_memory)
+
+
+def test_no_snapshot_without_memory(tmp_path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"m\.pickle: memory must be predicted for a snapshot"):
+        save_memory_snapshot(prediction("cpu"), tmp_path / "m.pickle")

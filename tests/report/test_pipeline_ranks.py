@@ -10,13 +10,16 @@ from perfmodel.report.pipeline_ranks import (
     RankStep,
     bubble_share,
     computing_share,
+    largest_rank,
     measured_steps,
+    of_rank,
     predicted_steps,
     rank_shares,
     rank_stages,
+    with_largest_memory,
 )
 from perfmodel.units import US
-from tests.report.pipelines import EXCHANGES, PIPELINE, measured_pipeline, pipeline
+from tests.report.pipelines import EXCHANGES, PIPELINE, measured_pipeline, pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, scenario
 
 
@@ -62,6 +65,8 @@ def test_shares_of_each_rank() -> None:
     assert (first.busy_s / US, last.busy_s / US) == pytest.approx((15, 16))
     assert (first.bubble_s / US, last.bubble_s / US) == pytest.approx((4, 5))
     assert (first.exposed_communication_s / US, last.exposed_communication_s / US) == pytest.approx((2, 2))
+    assert (first.host_bound_s / US, last.host_bound_s / US) == pytest.approx((25 - 15 - 4 - 2, 25 - 16 - 5 - 2))
+    assert (first.blocks, last.blocks) == ((1,), (1,))
     assert [(each.rank, each.stages, each.peak_allocated_bytes) for each in (first, last)] == [
         (0, (0,), 8 * MIB),
         (1, (1,), MIB),
@@ -116,8 +121,42 @@ def test_each_rank_is_a_prediction_on_the_first_one_s_clock() -> None:
     first, last = pipeline().by_rank
     assert (first.timeline.start_s[0] / US, last.timeline.start_s[0] / US) == pytest.approx((1 + 3, 8))
     assert first.timeline.communications[0].start_s / US == pytest.approx(6 + 3)
-    assert first.timeline.host_spans[0].start_s / US == pytest.approx(1 + 3)
+    assert first.timeline.host_spans[0].start_s / US == pytest.approx(0 + 3)
     assert [each.program.exchanges for each in (first, last)] == list(EXCHANGES)
     assert last.memory is not None and last.memory.peak_allocated_bytes == MIB
     alone = prediction()
     assert alone.by_rank == (alone,)
+
+
+def test_blocks_of_each_of_a_rank_s_stages() -> None:
+    there_and_back = {"schedule": "zbv-zero-bubble", "virtual_stages": 2, "layers": [1, 2, 3, 4]}
+    deep = {"family": "gpt", "size": "tiny", "layers": 10}
+    shown = scenario(model=deep, parallelism={"pp": PIPELINE | there_and_back})
+    shares = rank_shares(replace(pipeline(), scenario=shown))
+    assert [(each.stages, each.blocks) for each in shares] == [((0, 3), (1, 4)), ((1, 2), (2, 3))]
+
+
+def test_one_rank_since_its_own_host_began() -> None:
+    first = of_rank(pipeline(), 0)
+    assert first.timeline.start_s[0] / US == pytest.approx(1)
+    assert [each.program.exchanges for each in (first, of_rank(pipeline(), 1))] == list(EXCHANGES)
+
+
+def test_memory_is_of_the_rank_that_takes_most() -> None:
+    known = with_larger_last()
+    assert largest_rank(known) == 1
+    shown, rank = with_largest_memory(known)
+    assert (shown.memory, shown.program, rank) == (known.largest_memory, known.rank_programs[1], 1)
+    alone = prediction()
+    assert (largest_rank(alone), with_largest_memory(alone)) == (None, (alone, None))
+    assert alone.memory is not None
+    alike = replace(alone, rank_memories=(alone.memory,) * 2)
+    assert (largest_rank(alike), with_largest_memory(alike)) == (None, (alike, None))
+
+
+def test_without_its_program_no_other_rank_s_memory_is_shown() -> None:
+    """Of sharded strategies, whose ranks differ in memory alone."""
+    memories = with_larger_last().rank_memories
+    sharded = replace(prediction(), memory=memories[0], rank_memories=memories)
+    assert largest_rank(sharded) == 1
+    assert with_largest_memory(sharded) == (sharded, 0)

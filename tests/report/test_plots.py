@@ -8,14 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from perfmodel.api import predict
 from perfmodel.report.accuracy import Card
 from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
-from perfmodel.report.plots import plot_breakdown, plot_kinds, plot_memory, plot_roofline, plot_timeline, save_plots
+from perfmodel.report.plots import (
+    WAITING_COLOUR,
+    WIRE_COLOUR,
+    plot_breakdown,
+    plot_kinds,
+    plot_memory,
+    plot_roofline,
+    plot_timeline,
+    save_plots,
+)
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.workload.scenario import ParallelismSection
+from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
 from tests.report.test_accuracy import CARD
 from tests.test_api import wired, with_ranks
@@ -166,3 +177,51 @@ def test_accuracy_files(tmp_path: Path) -> None:
     assert [path.name for path in saved] == ["step.png", "step-errors.png"]
     assert all(path.read_bytes().startswith(PNG) for path in saved)
     assert save_accuracy_plots(Card(()), tmp_path) == []
+
+
+def spans_us(ax: Axes, colour: str) -> list[tuple[float, float]]:
+    """Start and end of the bars of a colour."""
+    found = []
+    for bars in ax.collections:
+        if len(bars.get_facecolor()) and np.allclose(bars.get_facecolor()[0][:3], to_rgb(colour)):
+            corners = [path.vertices[:, 0] for path in bars.get_paths()]
+            found += [(round(1e3 * x.min(), 6), round(1e3 * x.max(), 6)) for x in corners]
+    return [each for each in found if each[0] < each[1]]
+
+
+def test_what_a_message_waits_is_no_communication() -> None:
+    ax = plot_timeline(pipeline())
+    assert labels(ax) == ["stream 0", "messages", "host", "phases"]
+    assert spans_us(ax, WIRE_COLOUR) == [(6, 7), (11, 12)]
+    assert spans_us(ax, WAITING_COLOUR) == [(7, 11)]
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend[-2:] == ["communication", "waiting for another rank"]
+    alone = [text.get_text() for text in plot_timeline(prediction()).get_legend().get_texts()]
+    assert "communication" not in alone
+
+
+def test_phases_of_a_pipeline_end_with_their_operators() -> None:
+    """The first rank's second forward ends at 6, its backward begins at 12."""
+    drawn = {round(text.get_position()[0] * 1e3, 6): text.get_text() for text in plot_timeline(pipeline()).texts}
+    assert drawn[5] == "F"
+    assert drawn[14] == "backward"
+    assert drawn[20] == "backward"
+
+
+def test_pictures_of_a_pipeline_name_their_rank() -> None:
+    shown = replace(with_larger_last(), shown_rank=1)
+    assert plot_timeline(shown).get_title().startswith("rank 1: step 25 us; ")
+    assert plot_roofline(shown).get_title().startswith("rank 1: ")
+    assert plot_breakdown(shown).get_title() == "where the step's time goes on rank 1"
+    assert plot_kinds(shown).get_title() == "device time by kind of kernel on rank 1"
+    for draw in (plot_timeline, plot_roofline, plot_breakdown, plot_kinds, plot_memory):
+        assert "rank" not in draw(prediction()).get_title()
+
+
+def test_memory_is_of_the_rank_that_takes_most() -> None:
+    known = replace(with_larger_last(), rank_timelines=(prediction().timeline,) * 2)  # of the program that allocates
+    assert plot_memory(known).get_title().startswith("rank 1: peak 8 MiB allocated, 20 MiB reserved, 23 MiB of ")
+    sharded = replace(prediction(), memory=known.rank_memories[0], rank_memories=known.rank_memories)
+    title = plot_memory(sharded).get_title()
+    assert title.startswith("rank 0: peak 8 MiB allocated")
+    assert title.endswith("\nrank 1 takes most")

@@ -150,3 +150,41 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
     names = [found.name for found in step.operators]
     assert names == ["addmm", "relu", "sum", "threshold_backward", "mm", "sum"]
     assert 0 < step.busy_s < step.step_s
+
+
+def test_of_several_processes_the_rank_s_own_is_read(tmp_path: Path) -> None:
+    ranks = [
+        [slice_of("cpu_op", name, 0, 10), launch(1, number), kernel(start, 5, number)]
+        for number, name, start in ((1, "aten::mm", 20), (2, "aten::add", 90))
+    ]
+    events = [event | {"pid": rank} for rank, own in enumerate(ranks) for event in own]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 1}}))
+    step = load_step(path, {"mm", "add"})
+    assert (step.rank, step.operators) == (1, (operator("add", 90, 5, 1),))
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 2}}))
+    with pytest.raises(PerfModelError, match="must hold operators that ran"):
+        load_step(path, {"mm", "add"})
+
+
+def test_nccl_s_kernels_are_no_operators(tmp_path: Path) -> None:
+    nccl = slice_of("kernel", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 0, 500, 20, correlation=9)
+    events = [slice_of("cpu_op", "aten::mm", 0, 10), launch(1, 1), kernel(20, 5, 1)]
+    assert not load_step(written(tmp_path, events), {"mm"}).communicates
+    step = load_step(written(tmp_path, [*events, nccl]), {"mm"})
+    assert (step.operators, step.communicates, step.rank) == ((operator("mm", 20, 5, 1),), True, None)
+    assert step.step_s == pytest.approx(5e-6)
+
+
+def test_calls_that_touch_do_not_hold_each_other(tmp_path: Path) -> None:
+    """0.1 + 0.2 is more than 0.3."""
+    events = [
+        slice_of("cpu_op", "aten::mm", 0.1, 0.2),
+        slice_of("cuda_runtime", "cudaLaunchKernel", 0.1, 0.2, correlation=1),
+        slice_of("cpu_op", "aten::add", 0.3, 0.2),
+        slice_of("cuda_runtime", "cudaLaunchKernel", 0.3, 0.2, correlation=2),
+        kernel(5, 1, 1),
+        kernel(6, 1, 2),
+    ]
+    step = load_step(written(tmp_path, events), {"mm", "add"})
+    assert [each.name for each in step.operators] == ["mm", "add"]

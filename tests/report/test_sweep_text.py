@@ -83,6 +83,22 @@ best: batch.size 8; its bottleneck is the wire
     )
 
 
+def test_pipelines_have_a_column_of_bubbles_and_gpus_that_follow_one_of_their_own() -> None:
+    def with_gpus(gpus: int, bubble_share: float | None) -> Configuration:
+        found = replace(outcome(0.01 / gpus, 8, in_use=None), gpus=gpus, bubble_share=bubble_share)
+        return Configuration({"parallelism.pp.stages": gpus}, 1, found)
+
+    both = (with_gpus(4, 0.25), with_gpus(2, None))
+    result = SweepResult("toy", "gpu", {"parallelism.pp.stages": (2, 4)}, (), both)
+    table = sweep_text(result).split("\n\n")[1]
+    heads = "rank stages GPUs samples/s of best step time 90 % interval bubble"
+    assert " ".join(table.splitlines()[2].split()) == heads
+    assert [line.split()[:3] for line in table.splitlines()[3:]] == [["1", "4", "4"], ["1", "2", "2"]]
+    assert [line.endswith("25.0 %") for line in table.splitlines()[3:]] == [True, False]
+    varied = replace(result, vary={"hardware.gpus": (2, 4)})
+    assert "GPUs" not in sweep_text(varied)
+
+
 def test_nothing_ranked() -> None:
     only = Configuration({"batch.size": 8}, None, outcome(0.01, 8), "does not fit")
     text = sweep_text(SweepResult("toy", "gpu", {"batch.size": (8,)}, (), (only,)))

@@ -12,7 +12,7 @@ from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
 from perfmodel.simulate.allocator import OutOfMemoryError
 from perfmodel.simulate.memory import simulate_memory
-from tests.report.pipelines import pipeline
+from tests.report.pipelines import PIPELINE, pipeline, with_larger_last
 from tests.report.synthetic import prediction, profile, scenario
 
 WHOLE = """\
@@ -109,11 +109,61 @@ def test_collectives_say_where_they_come_from_and_what_is_assumed() -> None:
 def test_a_pipeline_has_a_line() -> None:
     shown = pipeline()
     lines = rendered(report(shown)).splitlines()
-    assert "pipeline      gpipe, 2 stages, 2 micro-batches, bubbles 18.0 %" in lines
-    loops = {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}
-    lines = rendered(report(replace(shown, scenario=scenario(parallelism={"pp": loops})))).splitlines()
-    assert "pipeline      looped-bfs, 4 stages on 2 ranks, 1 micro-batches, bubbles 18.0 %" in lines
+    assert "pipeline      gpipe, stages of 1, 1 blocks, 2 micro-batches, bubbles 18.0 %" in lines
+    loops = {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2, "layers": [1, 2, 3, 4]}
+    deep = {"family": "gpt", "size": "tiny", "layers": 10}
+    lines = rendered(report(replace(shown, scenario=scenario(model=deep, parallelism={"pp": loops})))).splitlines()
+    assert "pipeline      looped-bfs, stages of 1, 2, 3, 4 blocks, 1 micro-batch, bubbles 18.0 %" in lines
+    assert "   0    0, 2    1, 3  15 us    4 us           2 us         4 us      8 MiB" in lines
     assert not any(line.startswith("pipeline  ") for line in rendered(report(prediction())).splitlines())
+
+
+RANKS = """\
+ranks
+                                           exposed  waiting for     memory
+rank  stages  blocks   busy  bubble  communication     the host  allocated
+   0       0       1  15 us    4 us           2 us         4 us      8 MiB
+   1       1       1  16 us    5 us           2 us         2 us      1 MiB
+
+where the time goes on rank 0
+"""
+
+
+def test_a_pipeline_has_a_row_for_each_rank_and_names_whose_the_rest_is() -> None:
+    text = rendered(report(pipeline()))
+    assert RANKS in text
+    assert "largest kernels on rank 0" in text
+    assert "memory        8 MiB allocated     20 MiB reserved on rank 0" in text
+    assert " on rank" not in rendered(report(prediction()))
+
+
+def test_replicas_of_a_pipeline_share_a_row() -> None:
+    known = pipeline()
+    columns = ("rank_memories", "rank_timelines", "rank_programs", "rank_kernels")
+    twice = replace(
+        known,
+        scenario=scenario(parallelism={"dp": 2, "strategy": "ddp", "pp": PIPELINE}),
+        **{name: getattr(known, name) * 2 for name in columns},
+    )
+    lines = rendered(report(twice)).splitlines()
+    assert "0, 2       0       1  15 us    4 us           2 us         4 us      8 MiB" in lines
+    assert "1, 3       1       1  16 us    5 us           2 us         2 us      1 MiB" in lines
+
+
+def test_a_rank_that_does_not_fit_is_named() -> None:
+    known = with_larger_last()
+    small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 3 * 2**20})})
+    stopped = simulate_memory(known.program, small)
+    shown = replace(known, profile=small, rank_memories=(known.rank_memories[0], stopped))
+    text = rendered(report(shown))
+    assert "does not fit        rank 1: 2 MiB more are asked for while the model is built" in text
+    assert "   1       1       1  16 us    5 us           2 us         2 us  does not fit" in text
+
+
+def test_a_small_mfu_is_not_nothing() -> None:
+    step_s = prediction().step_time_s
+    lines = rendered(report(prediction(model_flops=1.234e-5 * 1e9 * step_s))).splitlines()
+    assert "MFU           0.0012 %            of 1 GFLOP/s" in lines
 
 
 @pytest.mark.parametrize(
@@ -144,6 +194,11 @@ def test_a_pipeline_has_a_line() -> None:
             {"parallelism": {"dp": 3, "strategy": "ddp", "pp": {"stages": 2, "micro_batches": 4}}},
             "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, 1f1b pipeline of 4 micro-batches on 2 GPUs, "
             "ddp on 3 such pipelines",
+        ),
+        (
+            {"parallelism": {"pp": {"stages": 2, "micro_batches": 1, "schedule": "looped-bfs", "virtual_stages": 3}}},
+            "gpt tiny, fp32, batch 4 x 8 tokens, adamw foreach, looped-bfs pipeline of 6 stages and 1 micro-batch on "
+            "2 GPUs",
         ),
     ],
 )

@@ -8,10 +8,18 @@ import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.groups import Route
-from perfmodel.hardware.interconnect import CallRecord, Coupling, Interconnect
+from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
-from perfmodel.simulate.provenance import collective_shares, communication_warnings, kernel_shares, kernel_warnings
+from perfmodel.simulate.provenance import (
+    Talk,
+    batches_messages,
+    collective_shares,
+    communication_warnings,
+    kernel_shares,
+    kernel_warnings,
+    message_assumptions,
+)
 from perfmodel.simulate.timeline import Communication
 from tests.report.synthetic import prediction, profile, timeline
 
@@ -34,7 +42,7 @@ def test_kernels_by_source() -> None:
         "roofline": pytest.approx(5 / 37),
     }
     unstable = profile().model_copy(update={"unstable": (prediction().kernels[0].key,)})
-    assert [warning.split(":")[0] for warning in kernel_warnings(prediction().kernels, unstable)] == [
+    assert [warning.split(":")[0] for warning in kernel_warnings([prediction().kernels], unstable)] == [
         "14 % of the device time is from a roofline",
         "1 kernels of this step were measured unstable",
     ]
@@ -60,11 +68,11 @@ def test_collectives_by_their_time_alone_as_often_as_they_run() -> None:
 )  # fmt: skip
 def test_what_an_interconnect_lacks_is_named_once(known: dict[str, object], named: list[str]) -> None:
     wires = Interconnect.model_validate({"backend": "nccl", **known})
-    found = list(communication_warnings(program(SIZE), [EXACT], [Route("w", wires)], profile(), "w"))
+    found = list(communication_warnings([Talk(program(SIZE), [EXACT], [Route("w", wires)])], profile(), "w"))
     assert len(found) == bool(named)
     words = "".join(found)
     assert [name for name in ("host call times", "couplings", "communicator_bytes") if f"no {name} (" in words] == named
-    assert list(communication_warnings(program(), [], [], profile(), "w")) == []
+    assert list(communication_warnings([Talk(program(), [], [])], profile(), "w")) == []
 
 
 @pytest.mark.parametrize(("measured", "warns"), [({}, True), ({"fsdp forward group": CALLS["all_reduce"]}, False)])
@@ -75,13 +83,99 @@ def test_calls_of_fully_shard_that_were_not_measured_are_named(measured: dict[st
     sharded = replace(program(SIZE), edits=(calls,))
     waiting = Launch(waiting_gap_s=(0.0, 1e-6))
     told = profile().model_copy(update={"launch": waiting})
-    found = list(communication_warnings(sharded, [EXACT], [Route("w", wires)], told, "w"))
+    found = list(communication_warnings([Talk(sharded, [EXACT], [Route("w", wires)])], told, "w"))
     assert ["no times of fully_shard's hooks" in each for each in found] == [True] * warns
-    (first, *others) = communication_warnings(sharded, [EXACT], [Route("w", wires)], profile(), "w")
+    (first, *others) = communication_warnings([Talk(sharded, [EXACT], [Route("w", wires)])], profile(), "w")
     assert "no waiting_gap_s" in first
     assert others == found
 
 
 def test_a_cpu_needs_neither_couplings_nor_memory() -> None:
     wires = Interconnect(backend="gloo", host=CALLS)
-    assert list(communication_warnings(program(SIZE), [EXACT], [Route("w", wires)], profile("cpu"), "w")) == []
+    assert list(communication_warnings([Talk(program(SIZE), [EXACT], [Route("w", wires)])], profile("cpu"), "w")) == []
+
+
+SENT = Collective("send_recv", "float32", 4 * 2**20, 2, "pp", "send")
+EXCHANGED = Collective("exchange", "float32", 4 * 2**20, 2, "pp", "both")
+OF_MESSAGES = {"isend": CALLS["all_reduce"], "pp forward": CALLS["all_reduce"]}
+KNOWN: dict[str, object] = {
+    "host": OF_MESSAGES,
+    "communicator_bytes": BYTES,
+    "message_couplings": dict.fromkeys(("send", "receive", "wait"), COUPLINGS),
+    "messages_ahead": {"1024": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "named"),
+    [
+        ({}, []),
+        ({"host": {"pp forward": CALLS["all_reduce"]}}, ["times of messages' calls"]),
+        ({"host": {"isend": CALLS["all_reduce"]}}, ["times of the pipeline's own calls"]),
+        ({"host": {}}, ["host call times"]),
+        ({"message_couplings": {}, "couplings": COUPLINGS}, ["message_couplings"]),
+        ({"message_couplings": {}}, ["couplings", "message_couplings"]),
+        ({"message_couplings": {"send": COUPLINGS}}, ["message_couplings of receive and wait"]),
+        ({"messages_ahead": {}}, ["messages_ahead"]),
+    ],
+)
+def test_what_an_interconnect_lacks_for_messages_is_named(left_out: dict[str, object], named: list[str]) -> None:
+    """Once for all ranks; couplings of collectives are not missed where only messages go."""
+    wires = Interconnect.model_validate({"backend": "nccl", **KNOWN, **left_out})
+    calls = Edit(0, 0, (Inserted(HOST, call="pp forward"), Inserted(HOST, call="isend again")))
+    rank = Talk(replace(program(SENT), edits=(calls,)), [EXACT], [Route("w", wires)])
+    silent = Talk(program(SENT), [EXACT], [Route("w", wires)])
+    found = list(communication_warnings([silent, rank, rank], profile(), "w"))
+    assert len(found) == bool(named)
+    words = "".join(found)
+    assert words.count("no ") - words.count("no more") == len(named)
+    assert all(f"no {name} (" in words for name in named)
+
+
+def test_beside_collectives_couplings_of_collectives_are_missed() -> None:
+    wires = Interconnect.model_validate({"backend": "nccl", **KNOWN})
+    rank = Talk(program(SENT, SIZE), [EXACT, EXACT], [Route("w", wires)] * 2)
+    (found,) = communication_warnings([rank], profile(), "w")
+    assert found.startswith("interconnect w has no couplings (")
+
+
+def test_messages_are_extrapolated_in_size() -> None:
+    curve = CollectiveSegment(least_bytes=1, most_bytes=2**20, alpha_s=1e-6, beta_s_per_byte=0.0)
+    segments = {"send_recv 2": (curve,), "exchange 2": (curve,)}
+    wires = Interconnect.model_validate({"backend": "nccl", "segments": segments, **KNOWN})
+    first, second = (Talk(program(each), [FAR], [Route("w", wires)]) for each in (SENT, EXCHANGED))
+    assert list(communication_warnings([first, second, first], profile(), "w")) == [
+        "messages of 4 MiB are extrapolated from sizes of up to 1 MiB by the end of their curve: `perfmodel calibrate "
+        "--interconnect w --ranks 2 --scenario FILE` measures them"
+    ]
+
+
+def test_the_worst_rank_is_told() -> None:
+    """Its roofline counts, not the measured kernels of the other; equal ones are told of the first."""
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    (rank, *_) = kernel_warnings([good, prediction().kernels, prediction().kernels], profile())
+    assert rank.startswith("14 % of the device time of rank 1 is from a roofline")
+    curves = [use for use in prediction().kernels if use.cost.source != "roofline"]
+    (rank,) = kernel_warnings([good, curves], profile())
+    assert rank.startswith("6 % of the device time of rank 1 is from fitted curves")
+    assert list(kernel_warnings([good, good], profile())) == []
+
+
+@pytest.mark.parametrize(
+    ("torch", "batched", "words"),
+    [
+        ("2.9.1", True, "all on the pipeline's communicator, as torch 2.9 posts them"),
+        ("2.12.0a0", False, "on a communicator of each two ranks, as torch 2.12 posts them"),
+        (
+            "",
+            False,
+            "on a communicator of each two ranks, as torch 2.12 and later post them (the profile names no torch",
+        ),
+    ],
+)
+def test_torch_s_version_says_how_single_messages_are_posted(torch: str, batched: bool, words: str) -> None:
+    known = profile().model_copy(update={"provenance": {"torch": torch}})
+    assert batches_messages(known) is batched
+    (found,) = message_assumptions([program(EXCHANGED), program(SENT)], known)
+    assert found.startswith(f"single messages {words}")
+    assert list(message_assumptions([program(EXCHANGED), program(SIZE)], known)) == []

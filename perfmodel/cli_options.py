@@ -1,0 +1,68 @@
+"""What the commands of the command line share: how they fail, what they are asked, how they print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from perfmodel.errors import PerfModelError
+
+FILE = click.Path(path_type=Path)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+
+
+class OneLineErrors(click.Group):
+    """What a user can mend is one line on stderr and exit code 1; anything else keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PerfModelError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def question_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command that reads a scenario."""
+    command = click.option(
+        "--allow-import", is_flag=True, help="May import (and so execute) the scenario's model.target."
+    )(command)
+    command = click.option("--device", type=click.Choice(["cuda", "cpu"]), help="cpu: this machine, profile cpu.json.")(
+        command
+    )
+    return click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a scenario or hardware value; repeatable.",
+    )(command)
+
+
+def print_rich(renderable: Any) -> None:
+    """A table, or whatever rich renders, on stdout."""
+    from rich.console import Console
+
+    Console(highlight=False).print(renderable)
+
+
+def wrote(paths: list[Path], of: str = "") -> None:
+    """Name on stderr the files that were written. of: whose they are, to follow the names."""
+    for path in paths:
+        click.echo(f"wrote {path}{of}", err=True)
+
+
+@contextmanager
+def torch_needed(command: str) -> Iterator[None]:
+    """Around the imports of commands that run models."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "scipy", "transformers", "sympy"):
+            raise
+        raise PerfModelError(
+            f"perfmodel {command}: {error.name} must be installed (it is not). Run pip install '.[torch]'."
+        ) from error
