@@ -250,8 +250,9 @@ def _predicted_communication(timeline: Timeline) -> dict[str, float]:
 
 def _predicted(prediction: Prediction) -> dict[str, float]:
     found = {"step": prediction.step_time_s, "synced_step": prediction.timeline.synced_step_time_s}
+    first = (prediction.rank_timelines or (prediction.timeline,))[0]  # whose phases a measurement keeps
     for part, phases in PHASES_OF_PART.items():
-        found[part] = sum(span.duration_s for span in prediction.timeline.phases if span.phase in phases)
+        found[part] = sum(span.duration_s for span in first.phases if span.phase in phases)
     found |= _predicted_communication(prediction.timeline)
     if (memory := prediction.largest_memory) is not None:
         found["peak_allocated"] = float(memory.peak_allocated_bytes)

@@ -22,6 +22,7 @@ from perfmodel.report.accuracy import (
     save_card,
     worsened,
 )
+from tests.report.pipelines import measured_pipeline, pipeline
 from tests.report.synthetic import MIB, prediction
 
 
@@ -101,6 +102,17 @@ def test_a_pair_becomes_a_case() -> None:
     assert found.spread == pytest.approx(1 / 39.5)
     assert (found.steps, found.profile, found.in_interval) == (3, "toy-gpu", True)
     assert found.versions == {"gpu": "Toy GPU", "driver": "580", "torch": "2.11"}
+
+
+def test_phases_of_a_pipeline_are_those_of_the_first_rank_whichever_is_shown() -> None:
+    """As of a measurement, whose columns are the first rank's."""
+    found = []
+    for rank in (0, 1):
+        shown = replace(pipeline(), timeline=pipeline().rank_timelines[rank], shown_rank=rank)
+        (case,) = accuracy_card([Pair(measured_pipeline(), shown, None)]).cases
+        found.append(case.predicted["optimizer"])
+    own = {span.phase: span.duration_s for span in pipeline().rank_timelines[0].phases}
+    assert found == [pytest.approx(own["zero_grad"] + own["optimizer"])] * 2
 
 
 def test_a_step_that_the_grid_does_not_cover() -> None:
