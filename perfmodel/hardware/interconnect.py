@@ -25,6 +25,7 @@ def _of_communicator(key: str) -> str:
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 Communicator = Annotated[str, AfterValidator(_of_communicator)]
 
 MESSAGES = ("send_recv", "exchange")  # between two ranks: one way; both ways at once, in one batch
@@ -155,7 +156,8 @@ class Interconnect(_Section):
     couplings: by kind of operator, fitted to these. message_couplings: likewise beside messages, by role.
     own_contention: by kernel key of a scenario, pairs by collective key, or by ``wait 2 float32 67108864`` beside a
     receive that waits; own_couplings: by kernel key, fitted to these; own_message_couplings: likewise beside messages.
-    messages_ahead: by bytes of a message, how many sends in a row ended while their receiver had not come.
+    messages_ahead: by bytes of a message, how many sends in a row ended while their receiver had not come; a
+    lower bound where all of the row did.
     rerun_spread: relative, of all collectives alike: how far calibrations differ. bandwidth_factor: never measured; 2
     asks what links twice as fast would give.
     """
@@ -174,7 +176,7 @@ class Interconnect(_Section):
     own_contention: dict[str, dict[str, ContentionRecord]] = {}
     own_couplings: dict[str, Coupling] = {}
     own_message_couplings: dict[Role, dict[str, Coupling]] = {}
-    messages_ahead: dict[Bytes, Bytes] = {}
+    messages_ahead: dict[Bytes, Count] = {}
     rerun_spread: NotNegative | None = None
     bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 

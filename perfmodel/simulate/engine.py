@@ -33,6 +33,8 @@ from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, PhaseSpan, SideKernel, Timeline
 from perfmodel.workload.trace_file import EventKind
 
+ALIKE, MOST_STEPS = 1e-4, 64  # ranks' steps differ by no more, of the longest; and of simulated steps
+
 
 class _Mark(NamedTuple):
     """What must have ended: an entry of the compute stream (-1: none), and items."""
@@ -48,15 +50,22 @@ def _both(*marks: _Mark) -> _Mark:
 
 
 class _Rank:
-    """Issues steps one after another."""
+    """Issues steps one after another. after: how many follow the one that is told of."""
 
     def __init__(
-        self, program: Program, work: StepWork, launch: Launch, steps: int, world: World | None = None, rank: int = 0
+        self,
+        program: Program,
+        work: StepWork,
+        launch: Launch,
+        steps: int,
+        world: World | None = None,
+        rank: int = 0,
+        after: int = 0,
     ) -> None:
         columns = program.instructions
         self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
         self._b, self._exchanges = columns.b.tolist(), program.exchanges
-        self._world, self._rank, self._step = world or World(1), rank, 0
+        self._world, self._rank, self._step, self._after = world or World(1), rank, 0, after
         self._group = [collective.group for collective in program.collectives]
         self.work, self.launch = work, launch
         entries = len(work.position)
@@ -77,11 +86,12 @@ class _Rank:
         self._last: dict[int, Item] = {}  # by stream
         self._last_of_group: dict[str, _Mark] = {}
         self._queued_before = 0  # launches of the steps before
-        self.beside: list[tuple[int, float, Item]] = []  # of this step: position, issue, item
+        self._beside: list[list[tuple[int, float, Item]]] = []  # by step: position, issue, item
 
     def step(self) -> Clock:
         """One step: entries in stretches between the instructions at which something else happens."""
-        self._reached_s, self._marks, self.beside = 0.0, {}, []
+        self._reached_s, self._marks = 0.0, {}
+        self._beside.append([])
         done = 0
         for position in self.work.actions:
             before = int(np.searchsorted(self.work.order, 2 * position + 1))
@@ -95,9 +105,26 @@ class _Rank:
         self._step += 1
 
     @property
+    def told(self) -> slice:
+        """Entries of the step that is told of."""
+        stop = self.device.issued - self._after * len(self.work.position)
+        return slice(stop - len(self.work.position), stop)
+
+    @property
+    def beside(self) -> list[tuple[int, float, Item]]:
+        """Of that step, what ran on other streams."""
+        return self._beside[-1 - self._after]
+
+    @property
     def began_s(self) -> float:
-        """When the host began the last step."""
-        return float(self.issue_s[self.device.issued - len(self.work.position) + self.work.marks[0]])
+        """When the host began that step."""
+        return float(self.issue_s[self.told.start + self.work.marks[0]])
+
+    @property
+    def step_s(self) -> float:
+        """From the device's reaching that step to its reaching the next."""
+        first, *_, last = self.device.end_s[self.told][self.work.marks].tolist()
+        return float(last - first)
 
     def wait(self) -> Clock:
         """The host waits until everything issued is done."""
@@ -233,7 +260,7 @@ class _Rank:
         item = Item(stream, duration_s, kind, self.host_s + self.launch.latency_s, gate.entry, gate.items, meetings)
         self.device.add(item)
         self._last[stream] = item
-        self.beside.append((position, self.host_s, item))
+        self._beside[-1].append((position, self.host_s, item))
         return item
 
 
@@ -253,17 +280,26 @@ def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
 def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], launch: Launch) -> list[Timeline]:
     """The same of ranks that send each other messages, each with a program of its own; all begin with idle clocks.
 
+    Their steps are alike in the long run, and so long they run: until the last step but one takes all of them the same
+    (to 1 in 10,000; 64 steps at most), which then is the one returned. What follows a step is part of it: messages of
+    the next one hold up its last kernels.
+
     Raises
     ------
     PerfModelError
         If they wait for each other for ever.
     """
     launched = min(work.launched_kernels for work in works)
-    steps = math.ceil(launch.queue_depth / max(launched, 1)) + 2
+    after = int(len(programs) > 1)
+    steps = math.ceil(launch.queue_depth / max(launched, 1)) + 2 + after
     synced = _Together(programs, works, launch, 1)
     synced.run(wait=True)
-    steady = _Together(programs, works, launch, steps)
+    steady = _Together(programs, works, launch, steps, after)
     steady.run(wait=False)
+    while not steady.is_steady and steps < MOST_STEPS:
+        steps = min(2 * steps, MOST_STEPS)
+        steady = _Together(programs, works, launch, steps, after)
+        steady.run(wait=False)
     synced_step_s = max(rank.host_s for rank in synced.ranks)
     began_s = [rank.began_s for rank in steady.ranks]
     return [
@@ -273,18 +309,25 @@ def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], la
 
 
 class _Together:
-    """Ranks that run so many steps."""
+    """Ranks that run so many steps. after: how many of these follow the one that is told of."""
 
-    def __init__(self, programs: Sequence[Program], works: Sequence[StepWork], launch: Launch, steps: int) -> None:
+    def __init__(
+        self, programs: Sequence[Program], works: Sequence[StepWork], launch: Launch, steps: int, after: int = 0
+    ) -> None:
         self._world, self._steps = World(len(programs)), steps
         self.ranks = [
-            _Rank(program, work, launch, steps, self._world, number)
+            _Rank(program, work, launch, steps, self._world, number, after)
             for number, (program, work) in enumerate(zip(programs, works, strict=True))
         ]
 
     def run(self, wait: bool) -> None:
         """wait: the hosts do, at the end."""
         self._world.run([self._clock(rank, wait) for rank in self.ranks])
+
+    @property
+    def is_steady(self) -> bool:
+        steps_s = [rank.step_s for rank in self.ranks]
+        return max(steps_s) - min(steps_s) <= ALIKE * max(steps_s)
 
     def _clock(self, rank: _Rank, wait: bool) -> Clock:
         for _ in range(self._steps):
@@ -293,9 +336,8 @@ class _Together:
 
 
 def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: float, began_s: float) -> Timeline:
-    columns, entries = program.instructions, len(work.position)
-    last = slice(rank.device.issued - entries, rank.device.issued)
-    issue_s, start_s, end_s = rank.issue_s[last], rank.device.start_s[last], rank.device.end_s[last]
+    columns = program.instructions
+    issue_s, start_s, end_s = rank.issue_s[rank.told], rank.device.start_s[rank.told], rank.device.end_s[rank.told]
     origin_s = rank.began_s
     launches = work.launches
     position = work.position[launches]
@@ -311,7 +353,7 @@ def _timeline(program: Program, work: StepWork, rank: _Rank, synced_step_s: floa
         end_s=end_s[launches] - origin_s,
         phases=spans(program, marks_s.tolist()),
         host_spans=spans(program, (issue_s[work.marks] - origin_s).tolist()),
-        step_time_s=float(marks_s[-1] - marks_s[0]),
+        step_time_s=rank.step_s,
         synced_step_time_s=synced_step_s,
         host_busy_s=float(work.host_s.sum()),
         communications=_communications(program, work, rank, issue_s, start_s, end_s, origin_s),

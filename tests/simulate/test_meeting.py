@@ -120,17 +120,28 @@ def test_messages_both_ways_end_together() -> None:
 
 
 def test_ranks_say_when_they_began_and_what_they_exchanged() -> None:
-    # The last of 4 steps begins when the launch queue has room, as the second one starts: after 25 s, and after 15 s.
+    # The fourth of 5 steps begins when the launch queue has room, as the second one starts: after 25 s, and after 27 s,
+    # where messages are over at 22.
     posts = (*post(0, 0), *post(1, 2))
     slow = rank(2, (1, posts), exchanges=[send("a"), send("b")])
-    fast = rank(2, (1, posts), exchanges=[receive("a"), receive("b")])
+    fast = rank(2, (1, (*posts, Inserted(WAIT, 3))), exchanges=[receive("a"), receive("b")])
     times = run((slow, [20.0, 5.0], [1.0, 1.0]), (fast, [10.0, 5.0], [1.0, 1.0]), launch=Launch(queue_depth=4))
-    assert [each.began_s for each in times] == [near(10.0), 0.0]
+    assert [each.began_s for each in times] == [0.0, near(2.0)]
+    assert [each.step_time_s for each in times] == [near(25.0), near(25.0)]
     assert [[message.exchange for message in each.communications] for each in times] == [[0, 1], [0, 1]]
     later = times[0].shifted(100.0)
     assert (later.start_s - times[0].start_s).tolist() == [100.0, 100.0]
     assert later.communications[1].start_s == times[0].communications[1].start_s + 100.0
     assert (later.communications[1].exchange, later.step_time_s) == (1, times[0].step_time_s)
+
+
+def test_ranks_run_until_their_steps_are_alike() -> None:
+    """The first rank is ahead by as many messages as are kept, 8, and only then waits for the second, at its pace."""
+    first = rank(2, (1, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[send("a")])
+    second = rank(2, (0, (*post(0, 0), Inserted(WAIT, 1))), exchanges=[receive("a")])
+    ranks = (first, [4.0, 1.0], [1.0]), (second, [10.0, 9.0], [1.0])
+    times = run(*ranks, share=0.125, launch=Launch(queue_depth=1))
+    assert [each.step_time_s for each in times] == [near(20.0), near(20.0)]
 
 
 def test_a_chain_of_ranks() -> None:
