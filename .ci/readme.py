@@ -1,4 +1,5 @@
 """Hold what README.md shows against what the commands print and the card says now; with --write, bring it up to date.
+Its pictures must be there.
 
 What is shown stands between two comments, the first of which names the command, or the section of the card:
 
@@ -28,6 +29,7 @@ BLOCK = re.compile(
 SECTION = re.compile(
     r"<!-- section of ACCURACY.md: (?P<title>[^\n]*?) -->\n(?P<shown>.*?)(?=<!-- end of section -->)", re.DOTALL
 )
+PICTURE = re.compile(r"!\[[^\]]*\]\((?P<path>[^)]+)\)")
 COLUMNS = "100"
 
 
@@ -51,6 +53,15 @@ def section(title: str) -> str:
     return found[1].rstrip() + "\n"
 
 
+def check_pictures(text: str) -> None:
+    """Every one that is shown must be committed."""
+    missing = [path for path in PICTURE.findall(text) if not (ROOT / path).is_file()]
+    if missing:
+        sys.exit(
+            f"README.md: its pictures must be there (these are not: {', '.join(missing)}). Draw them with `make accuracy`."
+        )
+
+
 def up_to_date(text: str) -> str:
     """The text with every shown output and section replaced by what it is now."""
 
@@ -68,6 +79,7 @@ def main() -> None:
     text = README.read_text(encoding="utf-8")
     if not BLOCK.search(text):
         sys.exit("README.md: must show the output of a command (it shows none). .ci/readme.py says how.")
+    check_pictures(text)
     new = up_to_date(text)
     if "--write" in sys.argv[1:]:
         README.write_text(new, encoding="utf-8")

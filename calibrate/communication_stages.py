@@ -178,7 +178,10 @@ class Worker:
         self.found.contention |= {key: record.model_dump() for key, record in records.items()}
 
     def _own_contention(self) -> None:
-        """Machines may differ in what they chose, as their profiles do: rank 0's choice is everybody's."""
+        """Machines may differ in what they chose, as their profiles do: rank 0's choice is everybody's.
+
+        Of the budget, kernels beside collectives may use the part that they are of all.
+        """
         import torch.distributed as dist
 
         from calibrate.contention import ContentionBench
@@ -191,7 +194,8 @@ class Worker:
         waiting = tuple(each for each in wanted if each.collective == WAIT)
         began_s = time.perf_counter()
         if beside:
-            self._keep_own(ContentionBench(dist.group.WORLD).own_records(beside, budget_s, self._note))
+            share_s = budget_s * len(beside) / len(wanted)
+            self._keep_own(ContentionBench(dist.group.WORLD).own_records(beside, share_s, self._note))
         if waiting and (pair := self._benches.get(2)) is not None:
             left_s = budget_s - (time.perf_counter() - began_s)
             self._keep_own(MessageContention(pair.group).own_waiting(waiting, left_s, self._note))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from calibrate.communication import Measured, Request, exact_collectives, measure, measured_in
 from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
-from calibrate.own_contention import OwnKernel, collective_beside, own_kernels, together
+from calibrate.own_contention import OwnKernel, beside_of, own_kernels, together
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean
@@ -56,7 +56,7 @@ def calibrate_interconnect(
         Processes, each with a GPU; groups of 2 to as many are measured.
     scenarios : sequence of Scenario
         Whose exact collectives and messages over this interconnect to measure; and, on GPUs, whose largest kernels
-        beside a collective.
+        beside a collective, a receive that waits, or both.
     budget_s : float, optional
         Seconds for timing collectives, :data:`BUDGET_S` if left out; sizes of the ladder that do not fit in are left
         out. With 0 nothing but the scenarios' own collectives is measured, whatever they take, and their kernels
@@ -223,7 +223,7 @@ def _sent_over(scenario: Scenario, name: str, ranks: int, nodes: int, allow_impo
 def _own_kernels(sent: _Sent, profile: Profile) -> tuple[OwnKernel, ...]:
     """None, and a note, if the profile does not know what the scenario's kernels take."""
     scenario, programs, collectives = sent
-    collective = collective_beside(scenario, {each.kind for each in collectives})
+    beside = beside_of(scenario, {each.kind for each in collectives})
     try:
         costs = [kernel_costs(program.operations, profile, scenario.matmul_tf32) for program in programs]
     except PerfModelError as error:
@@ -231,5 +231,6 @@ def _own_kernels(sent: _Sent, profile: Profile) -> tuple[OwnKernel, ...]:
         return ()
     return together(
         own_kernels(program, each, scenario.matmul_tf32, collective)
+        for collective in beside
         for program, each in zip(programs, costs, strict=True)
     )

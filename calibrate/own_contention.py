@@ -1,4 +1,4 @@
-"""Which of the scenarios' own kernels are measured beside a collective, and their text form for the ranks.
+"""Which of the scenarios' own kernels are measured beside a collective or a receive that waits, and how ranks are told.
 
 How much a kernel is slowed follows from its waves of blocks, so kinds of operators (:mod:`calibrate.contention`) say it
 only roughly; the kernels that carry a step are measured themselves. No torch in here.
@@ -63,25 +63,30 @@ def own_kernels(
 
 
 def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
-    """Those of all scenarios, each key once, by the sum of its shares; beside what it is in the first of them."""
-    found: dict[str, OwnKernel] = {}
-    shares: Counter[str] = Counter()
+    """Those of all scenarios, by the sum of their shares: each key at most once beside a collective, which is that of
+    the first of them, and once beside a receive that waits.
+    """
+    found: dict[tuple[str, bool], OwnKernel] = {}
+    shares: Counter[tuple[str, bool]] = Counter()
     for each in (kernel for kernels in scenarios for kernel in kernels):
-        found.setdefault(each.job.key, each)
-        shares[each.job.key] += each.share  # type: ignore[assignment]
+        key = each.job.key, each.collective == WAIT
+        found.setdefault(key, each)
+        shares[key] += each.share  # type: ignore[assignment]
     return tuple(
         each._replace(share=shares[key]) for key, each in sorted(found.items(), key=lambda one: -shares[one[0]])
     )
 
 
-def collective_beside(scenario: Scenario, kinds: Iterable[str]) -> str:
-    """Kind of collective that a scenario's kernels are measured beside: all collectives over one interconnect are taken
-    to slow a kernel alike, so one is enough. kinds: those that it sends over the interconnect. If these are messages
-    alone, receives that wait: what moves is soon over.
+def beside_of(scenario: Scenario, kinds: Iterable[str]) -> tuple[str, ...]:
+    """What a scenario's kernels are measured beside. kinds: those that it sends over the interconnect.
+
+    One kind of collective, if it has any: all over one interconnect are taken to slow a kernel alike. Receives that
+    wait, if it has messages: what moves is soon over.
     """
-    if set(kinds) <= set(MESSAGES):
-        return WAIT
-    return "all_gather" if scenario.parallelism.strategy in GATHERING and "all_gather" in kinds else "all_reduce"
+    found = set(kinds)
+    gathers = scenario.parallelism.strategy in GATHERING and "all_gather" in found
+    collective = ("all_gather" if gathers else "all_reduce",) if found.difference(MESSAGES) else ()
+    return (*collective, WAIT) if found.intersection(MESSAGES) else collective
 
 
 def encode_own(kernels: Iterable[OwnKernel]) -> list[list[object]]:

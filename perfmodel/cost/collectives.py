@@ -147,17 +147,25 @@ def ahead_share(size_bytes: int, interconnect: Interconnect) -> float:
         share = ceil(size n / B) / n        n: messages that were kept at most, B: bytes
 
     Source: NCCL keeps 8 steps for each of two ranks' channels (src/include/device.h, ``NCCL_STEPS``), of which a
-    message takes whole ones.
+    message takes whole ones. That is how it goes over NVLink and shared memory; sockets were seen to keep other numbers
+    of messages, for which this is a stand-in.
 
     >>> wires = Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 16384: 1, 32768: 0})
     >>> [ahead_share(size_bytes, wires) for size_bytes in (1, 2048, 2049, 16384, 32768)]
     [0.125, 0.125, 0.25, 1.0, 2.0]
     """
-    messages = max(interconnect.messages_ahead.values(), default=0)
-    if messages == 0:
-        return inf
-    most_bytes = max(size * kept for size, kept in interconnect.messages_ahead.items())
-    return ceil(size_bytes * messages / most_bytes) / messages
+    messages, most_bytes = ahead_room(interconnect)
+    return ceil(size_bytes * messages / most_bytes) / messages if messages else inf
+
+
+def ahead_room(interconnect: Interconnect) -> tuple[int, int]:
+    """Messages, and bytes, that the library was seen to keep at most for a receiver that has not come.
+
+    >>> ahead_room(Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 32768: 0}))
+    (8, 16384)
+    """
+    known = interconnect.messages_ahead
+    return max(known.values(), default=0), max((size * kept for size, kept in known.items()), default=0)
 
 
 def measured_groups(kind: str, interconnect: Interconnect) -> list[int]:

@@ -81,13 +81,17 @@ def _product_kind(cost: KernelCost) -> str:
 
 
 def beside_message(interconnect: Interconnect, role: Role) -> Interconnect:
-    """The interconnect with the couplings of a rank in that role of a message between two, for :func:`slowdowns`; where
-    none were measured, with those of collectives.
+    """The interconnect with the couplings of a rank in that role of a message between two, for :func:`slowdowns`.
+
+    Where no kinds of operators were measured beside that role, with those of collectives, and so with the kernels that
+    were measured beside collectives, if not beside the role. A rank that sends and receives at once (a
+    :class:`~perfmodel.program.program.Collective` whose role is ``both``) is taken as one that receives.
     """
-    if role not in interconnect.message_couplings:
-        return interconnect
     own = interconnect.own_message_couplings.get(role, {})
-    return interconnect.model_copy(update={"couplings": interconnect.message_couplings[role], "own_couplings": own})
+    if role in interconnect.message_couplings:
+        found = {"couplings": interconnect.message_couplings[role], "own_couplings": own}
+        return interconnect.model_copy(update=found)
+    return interconnect.model_copy(update={"own_couplings": interconnect.own_couplings | own}) if own else interconnect
 
 
 def slowdowns(

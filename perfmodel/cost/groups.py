@@ -18,11 +18,11 @@ from typing import NamedTuple
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import Members
+from perfmodel.program.program import PIPELINE, REPLICATE, Members
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
-CONSECUTIVE = ("shard", "reshard", "pp")
+CONSECUTIVE = ("shard", "reshard", PIPELINE)
 INSIDE_A_NODE = {"nccl": "nvlink", "gloo": "gloo"}  # what `perfmodel calibrate --interconnect` measures, by backend
 
 
@@ -67,10 +67,10 @@ def route_of(among: Members, scenario: Scenario, profile: Profile) -> Route:
             f"{gpus}). Use a multiple."
         )
     per_node = gpus // nodes
-    if among.group == "replicate":
+    if among.group == REPLICATE:
         return Route(name, own, min(scenario.parallelism.ranks // among.ranks, per_node))
     section = scenario.parallelism.pp
-    group, ranks = among if section is None else Members("pp", section.stages)
+    group, ranks = among if section is None else Members(PIPELINE, section.stages)
     if not stays_in_a_node(group, ranks, per_node):
         return Route(name, own)
     inside = _one_node(profile, own.backend)

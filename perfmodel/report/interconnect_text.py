@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from perfmodel.cost.collectives import ahead_room
 from perfmodel.cost.segments import curve_points, leave_one_out
-from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
+from perfmodel.hardware.interconnect import CollectiveSegment, Coupling, Interconnect, Role
 from perfmodel.units import GB, US, format_bytes, format_share
 
 ALONE = "all_reduce"  # the kind shown; the others are in the file
+BESIDE_ROLE: dict[Role, str] = {
+    "send": "beside a send",
+    "receive": "beside a receive",
+    "wait": "beside a receive that waits",
+}
 
 
 def interconnect_report(name: str, interconnect: Interconnect) -> RenderableType:
-    """Curves of the all-reduce by group size, and how operators and collectives slow each other."""
+    """Curves of the all-reduce by group size, how operators and collectives or messages slow each other, how many own
+    kernels were measured beside them, and how many messages go ahead of their receiver.
+    """
     measured = sum(record.time_s is not None for record in interconnect.collectives.values())
     nodes = f", {interconnect.nodes} nodes" if interconnect.nodes > 1 else ""
     head = Text(f"\n{name}: {interconnect.backend}{nodes}, {measured} collectives measured", style="bold")
     parts: list[RenderableType] = [head, _curves(interconnect)]
     if interconnect.couplings:
-        parts.append(_couplings(interconnect))
+        parts.append(_couplings("beside collectives", interconnect.couplings))
+    of_messages, own_of_messages = interconnect.message_couplings, interconnect.own_message_couplings
+    parts += [_couplings(beside, of_messages[role]) for role, beside in BESIDE_ROLE.items() if of_messages.get(role)]
+    own = {"beside collectives": interconnect.own_couplings}
+    own |= {beside: own_of_messages[role] for role, beside in BESIDE_ROLE.items() if role in own_of_messages}
+    parts += [Text(f"own kernels {beside}: {_factors(each)}") for beside, each in own.items() if each]
+    if interconnect.messages_ahead:
+        parts.append(Text(f"ahead of a receiver: {_ahead(interconnect)}"))
     return Group(*parts)
+
+
+def _factors(couplings: Mapping[str, Coupling]) -> str:
+    factors = [each.compute_factor for each in couplings.values()]
+    return f"{len(factors)}, slowed x {min(factors):.2f} to x {max(factors):.2f}"
+
+
+def _ahead(interconnect: Interconnect) -> str:
+    messages, most_bytes = ahead_room(interconnect)
+    return f"{messages} messages, {format_bytes(most_bytes)}" if messages else "no message"
 
 
 def _table(*names: str) -> Table:
@@ -58,9 +84,9 @@ def _segment(segment: CollectiveSegment) -> tuple[str, str, str, str]:
     return sizes, alpha, rate, str(segment.points)
 
 
-def _couplings(interconnect: Interconnect) -> Table:
-    table = _table("beside collectives", "slowed", "slow them", "tail", "fitted", "held out")
-    for kind, coupling in sorted(interconnect.couplings.items()):
+def _couplings(beside: str, of_kinds: Mapping[str, Coupling]) -> Table:
+    table = _table(beside, "slowed", "slow them", "tail", "fitted", "held out")
+    for kind, coupling in sorted(of_kinds.items()):
         held_out = "" if coupling.held_out_error is None else format_share(coupling.held_out_error, 1)
         table.add_row(
             kind.replace("_", " "),
@@ -70,9 +96,8 @@ def _couplings(interconnect: Interconnect) -> Table:
             format_share(coupling.fitted_error, 1),
             held_out,
         )
-    couplings = interconnect.couplings.values()
-    left_out = [each.held_out_error for each in couplings if each.held_out_error is not None]
-    fitted = statistics.fmean(each.fitted_error for each in couplings)
+    left_out = [each.held_out_error for each in of_kinds.values() if each.held_out_error is not None]
+    fitted = statistics.fmean(each.fitted_error for each in of_kinds.values())
     table.add_row("mean", "", "", "", *(format_share(each, 1) for each in (fitted, *_mean(left_out))))
     return table
 

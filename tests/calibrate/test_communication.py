@@ -187,7 +187,7 @@ def test_no_budget_leaves_what_scenarios_send(path: Path, asked: list[tuple[Requ
         calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=0)
 
 
-def cut_scenario(**hardware: str) -> Scenario:
+def cut_scenario(**hardware: object) -> Scenario:
     sections = {
         "batch": {"size": 8, "sequence_length": 4},
         "precision": "bf16",
@@ -226,6 +226,20 @@ def test_kernels_of_all_stages_are_measured_beside_a_receive_that_waits(
     assert {each.collective for each in request.own} == {"wait"}
     head = f"{families.resolved(cut_scenario().model).vocabulary}"  # which the last stage alone has
     assert any(head in each.job.key for each in request.own)
+
+
+def test_kernels_of_a_pipeline_under_data_parallelism_are_measured_beside_both(
+    h200: Path, asked: list[tuple[Request, float]]
+) -> None:
+    pipeline = cut_scenario(gpus=4)
+    both = pipeline.parallelism.model_copy(update={"dp": 2})
+    calibrate_interconnect(h200, "nvlink", "cuda", 4, [pipeline.model_copy(update={"parallelism": both})])
+    ((request, _),) = asked
+    keys = {
+        beside: {each.job.key for each in request.own if each.collective == beside} for beside in ("all_reduce", "wait")
+    }
+    assert keys["all_reduce"] == keys["wait"] != set()
+    assert len(request.own) == 2 * len(keys["wait"])
 
 
 def test_messages_of_a_pipeline_are_measured_without_a_budget(path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -263,3 +264,34 @@ def test_all_ranks_measure_the_kernels_of_rank_0(monkeypatch, tmp_path):
     assert found.own_contention == {OWN.job.key: {"all_gather 2 float32 8": pair}}
     assert found.own_couplings[OWN.job.key].compute_factor == pytest.approx(1.5, rel=0.05)
     assert found.couplings == {}
+
+
+@pytest.mark.parametrize(("asked", "budgets_s"), [("gather wait wait", [3.0, 7.0]), ("wait", [9.0]), ("gather", [9.0])])
+def test_kernels_beside_a_receive_that_waits_have_their_part_of_the_time(monkeypatch, asked, budgets_s):
+    """Those beside collectives may use 3 s of 9 and take 2."""
+    clock = Clock()
+    monkeypatch.setattr(communication_stages, "time", clock)
+    kinds = {"gather": OWN, "wait": OWN._replace(collective="wait")}
+    wanted = tuple(kinds[name] for name in asked.split())
+    pair = ContentionRecord(compute_factor=1.5, communication_factor=1.0, compute_s=1e-4, communication_s=1e-3)
+    given_s = []
+
+    class Bench:
+        def __init__(self, group):
+            """Of all ranks, or of a pair."""
+
+        def own_records(self, chosen, budget_s, report):
+            given_s.append(budget_s)
+            clock.now_s += 2.0
+            return {each.job.key: {f"{each.collective} 2 float32 8": pair} for each in chosen}
+
+        own_waiting = own_records
+
+    monkeypatch.setattr(contention, "ContentionBench", Bench)
+    monkeypatch.setattr("calibrate.p2p_contention.MessageContention", Bench)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda objects, src: None)
+    worker = communication_stages.Worker(replace(ON_GPUS, own=wanted, own_budget_s=9.0), Waiting(), Found())
+    worker._benches[2] = SimpleNamespace(group=None)
+    dict(worker.stages())["own contention"]()
+    assert given_s == budgets_s
+    assert set(worker.found.own_contention[OWN.job.key]) == {f"{each.collective} 2 float32 8" for each in wanted}

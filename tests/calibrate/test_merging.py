@@ -101,6 +101,18 @@ def test_roles_in_messages_that_were_not_measured_again_stay() -> None:
     }
 
 
+def test_messages_ahead_are_those_measured_last_and_stay_if_not_measured_again() -> None:
+    def wires(counts: dict[int, int]) -> Interconnect:
+        return Interconnect(backend="nccl", messages_ahead=counts)
+
+    profile = Profile(name="test", device=Device(kind="cpu", name="cpu", memory_bytes=1))
+    once = merged(profile, "nvlink", wires({1024: 8, 2048: 4, 4096: 0}))
+    kept = merged(once, "nvlink", wires({}))
+    assert kept.interconnects["nvlink"].messages_ahead == {1024: 8, 2048: 4, 4096: 0}
+    again = merged(kept, "nvlink", wires({1024: 2, 2048: 0}))  # rows of one calibration belong together
+    assert again.interconnects["nvlink"].messages_ahead == {1024: 2, 2048: 0}
+
+
 def test_messages_alone_do_not_tell_how_far_calibrations_differ() -> None:
     def wires(time_s: float) -> Interconnect:
         return Interconnect(backend="gloo", collectives={"exchange 2 float32 64": CollectiveRecord(time_s=time_s)})

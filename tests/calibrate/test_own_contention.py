@@ -10,7 +10,7 @@ from calibrate.communication import Request
 from calibrate.own_contention import (
     MOST_KERNELS,
     OwnKernel,
-    collective_beside,
+    beside_of,
     own_kernels,
     together,
 )
@@ -71,37 +71,50 @@ def test_keys_say_whether_tf32_is_used() -> None:
     assert (found.job.key, found.job.tf32) == (kernel_key(product(0), matmul_tf32=True), True)
 
 
-def test_scenarios_that_share_a_kernel_ask_for_it_once() -> None:
-    def step(indices: list[int], collective: str) -> tuple[OwnKernel, ...]:
-        costs = [cost("gemm", 1.0 + index) for index in range(max(indices) + 1)]
-        return own_kernels(program(("forward", indices)), costs, False, collective)
+def step(indices: list[int], collective: str) -> tuple[OwnKernel, ...]:
+    """Of a step whose products take a second more than their number."""
+    costs = [cost("gemm", 1.0 + index) for index in range(max(indices) + 1)]
+    return own_kernels(program(("forward", indices)), costs, False, collective)
 
+
+def test_scenarios_that_share_a_kernel_ask_for_it_once() -> None:
     found = together([step([0, 2], "all_gather"), step([0, 1], "all_reduce"), step([0, 3], "all_reduce"), ()])
     expected = [(3, 0.8), (0, 0.25 + 1 / 3 + 0.2), (2, 0.75), (1, 2 / 3)]
     assert chosen(found) == [(kernel_key(product(index)), pytest.approx(share)) for index, share in expected]
     assert [each.collective for each in found] == ["all_reduce", "all_gather", "all_gather", "all_reduce"]
 
 
+def test_a_kernel_is_asked_for_beside_a_collective_and_beside_a_receive_that_waits() -> None:
+    found = together([step([0, 2], "all_reduce"), step([0, 1], "wait"), step([0, 1], "wait"), step([0], "all_gather")])
+    expected = [(1, "wait", 4 / 3), (0, "all_reduce", 1.25), (2, "all_reduce", 0.75), (0, "wait", 2 / 3)]
+    assert [(each.job.key, each.collective, each.share) for each in found] == [
+        (kernel_key(product(index)), beside, pytest.approx(share)) for index, beside, share in expected
+    ]
+
+
 @pytest.mark.parametrize(
     ("strategy", "kinds", "expected"),
     [
-        ("ddp", {"all_reduce"}, "all_reduce"),
-        ("zero1", {"all_reduce", "all_gather"}, "all_reduce"),
-        ("zero2", {"all_gather", "reduce_scatter"}, "all_gather"),
-        ("zero3", {"all_gather", "reduce_scatter", "all_reduce"}, "all_gather"),
-        ("zero3", {"all_reduce"}, "all_reduce"),  # of HSDP, between nodes
-        ("ddp", {"send_recv", "exchange"}, "wait"),  # of a pipeline alone
-        ("ddp", {"send_recv", "all_reduce"}, "all_reduce"),  # and under data parallelism
+        ("ddp", {"all_reduce"}, ("all_reduce",)),
+        ("zero1", {"all_reduce", "all_gather"}, ("all_reduce",)),
+        ("zero2", {"all_gather", "reduce_scatter"}, ("all_gather",)),
+        ("zero3", {"all_gather", "reduce_scatter", "all_reduce"}, ("all_gather",)),
+        ("zero3", {"all_reduce"}, ("all_reduce",)),  # of HSDP, between nodes
+        ("ddp", {"send_recv", "exchange"}, ("wait",)),  # of a pipeline alone
+        ("ddp", {"send_recv", "all_reduce"}, ("all_reduce", "wait")),  # and under data parallelism
+        ("zero2", {"exchange", "all_gather"}, ("all_gather", "wait")),
     ],
 )
-def test_the_collective_is_the_scenarios_own(strategy: str, kinds: set[str], expected: str) -> None:
+def test_kernels_are_measured_beside_what_the_scenario_sends(
+    strategy: str, kinds: set[str], expected: tuple[str, ...]
+) -> None:
     sections = {
         "model": {"family": "gpt", "size": "tiny"},
         "batch": {"size": 1, "sequence_length": 8},
         "parallelism": {"dp": 2, "strategy": strategy},
         "hardware": {"profile": "cpu.json", "gpus": 2},
     }
-    assert collective_beside(Scenario.model_validate(sections), kinds) == expected
+    assert beside_of(Scenario.model_validate(sections), kinds) == expected
 
 
 def test_a_request_reaches_the_ranks_as_it_was_made() -> None:

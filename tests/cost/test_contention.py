@@ -89,10 +89,27 @@ def test_a_message_slows_a_rank_by_the_couplings_of_its_role() -> None:
     assert [each.compute_factor[0] for each in found] == [1.5, 9.0, 1.125]  # receive: as beside collectives
     assert [each.communication_factor[0] for each in found] == [2.0, 9.0, 1.0]
     assert [each.tail_s[0] for each in found] == [2.5, 10.0, 10.0]
-    own = {"wait": {kernel_key(program.operations[0]): wired(own=(1.75, 1.0, 1.0)).couplings["own"]}}
-    by_role = [beside_message(known.model_copy(update={"own_message_couplings": own}), "wait")] * 3
-    found = slowdowns(program, [cost("gemm")], np.array([0]), np.array([10.0]), by_role)
-    assert found[0].compute_factor[0] == 1.75
+
+
+def test_a_kernel_measured_beside_a_role_takes_its_own_coupling_though_its_kind_was_not() -> None:
+    program = replace(program_of(("backward", 0, ops(0, 1))), collectives=(Collective("send_recv", "float32", 4, 2),))
+    first, second = (kernel_key(each) for each in program.operations)
+    coupling = {factor: wired(own=(factor, 1.0, 1.0)).couplings["own"] for factor in (1.75, 4.0, 9.0)}
+    known = wired(gemm_fp32=(1.25, 1.5, 0.5)).model_copy(
+        update={"own_couplings": {first: coupling[9.0]}, "own_message_couplings": {"wait": {first: coupling[1.75]}}}
+    )
+
+    def factors(interconnect: Interconnect) -> list[float]:
+        beside = [beside_message(interconnect, "wait")]
+        (found,) = slowdowns(program, [cost("gemm")] * 2, np.array([0, 1]), np.array([10.0, 10.0]), beside)
+        return found.compute_factor.tolist()
+
+    assert factors(known) == [1.75, 1.25]
+    beside_collectives = {first: coupling[9.0], second: coupling[4.0]}
+    assert factors(known.model_copy(update={"own_couplings": beside_collectives})) == [1.75, 4.0]
+    kinds = {"wait": wired(gemm_fp32=(1.125, 1.0, 1.0)).couplings}
+    assert factors(known.model_copy(update={"message_couplings": kinds})) == [1.75, 1.125]
+    assert factors(Interconnect(backend="nccl", own_message_couplings=known.own_message_couplings)) == [1.75, 1.0]
 
 
 def test_the_kernels_of_a_list_are_placed_one_by_one() -> None:

@@ -48,5 +48,42 @@ mean                                           3.0 %     4.0 %
 """
 
 
+MESSAGES = """beside a send  slowed  slow them   tail  fitted  held out
+row            x 1.25     x 1.50  100 %   2.0 %
+mean                                      2.0 %
+beside a receive that waits  slowed  slow them   tail  fitted  held out
+gemm bf16                    x 1.12     x 1.00  100 %   0.0 %
+row                          x 1.06     x 1.00  100 %   0.0 %
+mean                                                    0.0 %
+own kernels beside collectives: 2, slowed x 1.00 to x 1.40
+own kernels beside a receive that waits: 1, slowed x 1.10 to x 1.10
+ahead of a receiver: 8 messages, 64 MiB
+"""
+
+
+def slowed(compute: float, communication: float = 1.0, fitted: float = 0.0) -> Coupling:
+    return Coupling(
+        compute_factor=compute, communication_factor=communication, tail_share=1, fitted_error=fitted, pairs=1
+    )
+
+
+def test_messages_and_own_kernels() -> None:
+    told = {
+        "message_couplings": {
+            "wait": {"row": slowed(1.06), "gemm_bf16": slowed(1.12)},
+            "send": {"row": slowed(1.25, 1.5, 0.02)},
+        },
+        "own_couplings": {"first": slowed(1.4, 2.0), "second": slowed(1.0)},
+        "own_message_couplings": {"wait": {"first": slowed(1.1)}},
+        "messages_ahead": {4 * KIB * KIB: 8, 16 * KIB * KIB: 4, 128 * KIB * KIB: 0},
+    }
+    assert rendered(interconnect_report("two-nodes", WIRES.model_copy(update=told))) == WHOLE + MESSAGES
+
+
+def test_wires_that_keep_no_message() -> None:
+    none = WIRES.model_copy(update={"messages_ahead": {KIB: 0}})
+    assert rendered(interconnect_report("two-nodes", none)) == WHOLE + "ahead of a receiver: no message\n"
+
+
 def test_whole() -> None:
     assert rendered(interconnect_report("two-nodes", WIRES)) == WHOLE
