@@ -55,11 +55,9 @@ def section(title: str) -> str:
 
 def check_pictures(text: str) -> None:
     """Every one that is shown must be committed."""
-    missing = [path for path in PICTURE.findall(text) if not (ROOT / path).is_file()]
+    missing = ", ".join(path for path in PICTURE.findall(text) if not (ROOT / path).is_file())
     if missing:
-        sys.exit(
-            f"README.md: its pictures must be there (these are not: {', '.join(missing)}). Draw them with `make accuracy`."
-        )
+        sys.exit(f"README.md: its pictures must be there (not so: {missing}). Draw them with `make accuracy`.")
 
 
 def up_to_date(text: str) -> str:

@@ -30,9 +30,9 @@ OWN_BUDGET_S = 25.0  # about 35 kernels
 class Request:
     """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: for timing
     collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
-    ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives and waiting receives, the most
-    important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes: over all
-    collectives. nodes, rendezvous: see :class:`~calibrate.ranks.Launch`.
+    ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives and receives that
+    wait, the most important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes:
+    over all collectives. nodes, rendezvous: see :class:`~calibrate.ranks.Launch`.
     """
 
     interconnect: str

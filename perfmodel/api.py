@@ -25,7 +25,6 @@ from perfmodel.simulate.provenance import (
 )
 from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
 from perfmodel.simulate.step_figures import (
-    PART_OF_PHASE,
     bubble_of_busy,
     busiest,
     communication_bytes,
@@ -38,7 +37,7 @@ from perfmodel.support import check_supported, interconnect_of
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
-__all__ = ["PART_OF_PHASE", "predict"]
+__all__ = ["predict"]
 
 
 def predict(

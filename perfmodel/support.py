@@ -11,8 +11,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.pipeline.orders import SPLITTING, check_schedule
-from perfmodel.program.pipeline.programs import GROUP, REPLICAS
-from perfmodel.program.program import Members
+from perfmodel.program.program import PIPELINE, REPLICATE, Members
 from perfmodel.program.ranks import SHARDED
 from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
 from perfmodel.workload.keys import optimizer_prefix
@@ -169,7 +168,7 @@ def _check_replicas(parallelism: ParallelismSection, section: PipelineSection, w
 
 def _check_messages(scenario: Scenario, profile: Profile) -> None:
     interconnect_of(scenario, profile)
-    name, wires, _ = route_of(Members(GROUP, 2), scenario, profile)
+    name, wires, _ = route_of(Members(PIPELINE, 2), scenario, profile)
     for kind in MESSAGES:
         if f"{kind} 2" not in wires.segments:
             raise PerfModelError(
@@ -308,7 +307,7 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
     section = scenario.parallelism
     groups = [sharing_of(section), replicas_of(section), resharing_of(section)]
     if section.pp is not None:
-        groups = [Members(GROUP, 2), Members(REPLICAS, section.dp)]
+        groups = [Members(PIPELINE, 2), Members(REPLICATE, section.dp)]
     for among in filter(None, groups):
         route_of(among, scenario, profile)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.api import PART_OF_PHASE, predict
+from perfmodel.api import predict
 from perfmodel.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
@@ -22,6 +22,7 @@ from perfmodel.hardware.profile import (
     save_profile,
 )
 from perfmodel.report.accuracy import accuracy_card
+from perfmodel.simulate.step_figures import PART_OF_PHASE
 from perfmodel.support import check_supported
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import ParallelismSection, Scenario

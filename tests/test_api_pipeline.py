@@ -14,6 +14,7 @@ from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, P
 from perfmodel.program.ranks import rank_programs
 from perfmodel.report.figures_of_merit import mfu, samples_per_step
 from perfmodel.simulate.prediction import Prediction
+from perfmodel.simulate.rank_step import rank_steps, timelines_of
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.scenario import Scenario
 
@@ -207,6 +208,36 @@ def test_a_clock_waits_as_long_for_others_on_a_gpu_of_another_speed() -> None:
     assert usual.clock is not None
     assert fast.clock is not None
     assert fast.clock.ratio == pytest.approx(usual.clock.ratio, rel=1e-6)
+
+
+def test_senders_go_on_ahead_of_their_receivers_as_far_as_was_measured() -> None:
+    """The last rank is fast, and its first gradient is taken at once; the other three, each after another backward of
+    the slow rank, unless there is room for them.
+    """
+    profile, scenario = toy(), pipeline("gpipe", gpu_speeds=(0.5, 1.0))
+    wires = profile.interconnects["nvlink"].model_copy(update={"messages_ahead": {MESSAGE_BYTES: MICRO_BATCHES}})
+    ahead = profile.model_copy(update={"interconnects": {"nvlink": wires}})
+    waits, goes_on = (predict(scenario, each) for each in (profile, ahead))
+    slow, fast = (phases_s(waits, rank) for rank in (0, 1))
+    of_slow_s = sum(slow["backward", micro_batch] for micro_batch in range(MICRO_BATCHES - 1))
+    of_fast_s = sum(fast["backward", micro_batch] for micro_batch in range(1, MICRO_BATCHES))
+    late_s, early_s = (from_last_backward_to_optimizer_s(each, 1) for each in (waits, goes_on))
+    assert early_s == pytest.approx(fast["backward", MICRO_BATCHES - 1] + fast["scale", -1], rel=1e-6)
+    assert late_s - early_s == pytest.approx(of_slow_s - of_fast_s, rel=1e-6)
+
+
+def from_last_backward_to_optimizer_s(prediction: Prediction, rank: int) -> float:
+    """Device seconds from the start of the one to the start of the other."""
+    starts_s = {(span.phase, span.micro_batch): span.start_s for span in prediction.rank_timelines[rank].phases}
+    return starts_s["optimizer", -1] - starts_s["backward", MICRO_BATCHES - 1]
+
+
+def test_messages_are_not_simulated_on_one_clock() -> None:
+    scenario, profile = pipeline("gpipe"), toy()
+    on_cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
+    steps = rank_steps(rank_programs(scenario), on_cpu, scenario, on_cpu.interconnects["nvlink"])
+    with pytest.raises(RuntimeError, match="on one clock send each other messages"):
+        timelines_of(steps, 1.0)
 
 
 def test_how_torch_posts_single_messages_is_said() -> None:

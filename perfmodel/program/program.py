@@ -26,6 +26,8 @@ BY_HOST = -1  # in place of a stream that waits: the host itself, which gives no
 # HOST        a: 0                                      b: 0. The host works, and gives nothing to any stream
 COLLECTIVE, RECORD, WAIT, HOST = 16, 17, 18, 19
 
+PIPELINE, REPLICATE = "pp", "replicate"  # groups, see Members
+
 
 @dataclass(frozen=True)
 class PhaseRun:

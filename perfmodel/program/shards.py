@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from perfmodel.program.editor import vector
-from perfmodel.program.program import Members
+from perfmodel.program.program import REPLICATE, Members
 from perfmodel.workload.ops import TensorSpec, contiguous_stride
 from perfmodel.workload.scenario import ParallelismSection, Scenario
 
@@ -47,7 +47,7 @@ def sharing_of(section: ParallelismSection) -> Members:
 def replicas_of(section: ParallelismSection) -> Members | None:
     """The ranks that hold the same shard, one of each copy; None for one copy."""
     copies = 1 if section.fsdp is None else section.fsdp.replicate
-    return None if copies == 1 else Members("replicate", copies)
+    return None if copies == 1 else Members(REPLICATE, copies)
 
 
 def resharing_of(section: ParallelismSection) -> Members | None:

@@ -18,8 +18,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
-from perfmodel.program.pipeline.programs import GROUP as PIPELINE_GROUP
-from perfmodel.program.program import Collective
+from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan
@@ -220,7 +219,7 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
 def _group_size(scenario: Scenario, collective: Collective) -> int:
     """Of the whole group, of which messages are between two ranks."""
     section = scenario.parallelism.pp
-    return section.stages if section is not None and collective.group == PIPELINE_GROUP else collective.ranks
+    return section.stages if section is not None and collective.group == PIPELINE else collective.ranks
 
 
 def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from perfmodel.report.canvas import COLOURS, axes_or_new, file_words, save_figur
 from perfmodel.report.pipeline_ranks import (
     OPTIMIZER,
     Computed,
-    RankStep,
+    ComputedStep,
     bubble_share,
     computing_share,
     measured_steps,
@@ -101,7 +101,7 @@ def plot_measured_pipeline(
     return ax
 
 
-def _computing(steps: Sequence[RankStep], step_s: float) -> str:
+def _computing(steps: Sequence[ComputedStep], step_s: float) -> str:
     return f"ranks run forwards and backwards in {format_share(computing_share(steps, step_s), 1)} of it"
 
 
@@ -112,7 +112,7 @@ def _draw_first(prediction: Prediction, ax: Axes, end_s: float) -> Axes:
     return ax
 
 
-def _draw(steps: Sequence[RankStep], scenario: Scenario, ax: Axes, end_s: float | None) -> Axes:
+def _draw(steps: Sequence[ComputedStep], scenario: Scenario, ax: Axes, end_s: float | None) -> Axes:
     stages = rank_stages(scenario)
     end_s = end_s or max(each.end_s for each in steps)
     for row, step in enumerate(steps):

@@ -44,7 +44,7 @@ class Computed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RankStep:
+class ComputedStep:
     """A rank's step: from reaching its first mark to reaching the next step's, which on another rank may be another
     time. computed: in order.
     """
@@ -140,7 +140,7 @@ def with_largest_memory(prediction: Prediction) -> tuple[Prediction, int | None]
     return prediction, next(i for i, each in enumerate(prediction.rank_memories) if each is prediction.memory)
 
 
-def predicted_steps(prediction: Prediction) -> list[RankStep]:
+def predicted_steps(prediction: Prediction) -> list[ComputedStep]:
     """Of each rank of a pipeline: actions from the device's start of the first operator to the end of the last."""
     section = pipeline_of(prediction.scenario)
     of_pipeline = rank_actions(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
@@ -153,7 +153,7 @@ def predicted_steps(prediction: Prediction) -> list[RankStep]:
     ]
 
 
-def _predicted_step(timeline: Timeline, stages: Iterable[int]) -> RankStep:
+def _predicted_step(timeline: Timeline, stages: Iterable[int]) -> ComputedStep:
     """stages: of the actions, in order."""
     left = iter(stages)
     stage_of_run = [next(left) if span.phase in _KIND_OF_PHASE else -1 for span in timeline.phases]
@@ -167,7 +167,7 @@ def _predicted_step(timeline: Timeline, stages: Iterable[int]) -> RankStep:
         )
         for run, start_s, end_s in computed_stretches(timeline)
     )
-    return RankStep(timeline.phases[0].start_s, timeline.phases[-1].end_s, tuple(computed))
+    return ComputedStep(timeline.phases[0].start_s, timeline.phases[-1].end_s, tuple(computed))
 
 
 def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]:
@@ -177,7 +177,7 @@ def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]
     return zip(runs.tolist(), timeline.start_s[firsts].tolist(), timeline.end_s[lasts].tolist(), strict=True)
 
 
-def measured_steps(measurement: Measurement) -> list[RankStep]:
+def measured_steps(measurement: Measurement) -> list[ComputedStep]:
     """Of each rank; empty where any rank's actions are not known. Behind the last action stands the optimizer as it is
     in the median, since actions are written down of one step and without it; a step begins a median step before its
     end.
@@ -187,17 +187,17 @@ def measured_steps(measurement: Measurement) -> list[RankStep]:
     return [_measured_step(rank, measurement.median_step_s) for rank in measurement.ranks]
 
 
-def _measured_step(rank: RankSamples, step_s: float) -> RankStep:
+def _measured_step(rank: RankSamples, step_s: float) -> ComputedStep:
     computed = [Computed(each.kind, each.stage, each.micro_batch, each.start_s, each.end_s) for each in rank.actions]
     last_s = max(each.end_s for each in computed)
     if OPTIMIZER in rank.phases_s:
         end_s = last_s + statistics.median(rank.phases_s[OPTIMIZER])
         computed.append(Computed(OPTIMIZER, -1, -1, last_s, end_s))
         last_s = end_s
-    return RankStep(last_s - step_s, last_s, tuple(computed))
+    return ComputedStep(last_s - step_s, last_s, tuple(computed))
 
 
-def computing_share(steps: Sequence[RankStep], step_time_s: float) -> float:
+def computing_share(steps: Sequence[ComputedStep], step_time_s: float) -> float:
     """Of the step, over all ranks, the share in which they run forwards and backwards."""
     seconds = sum(each.duration_s for step in steps for each in step.computed if each.kind != OPTIMIZER)
     return seconds / (len(steps) * step_time_s)

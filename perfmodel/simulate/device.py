@@ -10,7 +10,8 @@ stream slow each other: an entry takes ``compute_factor`` times as long, and the
 1 / ``communication_factor``. Rates are constant between the points where such an item starts or ends; there the pass is
 cut and the entry that straddles the point goes on with what is left of it, and, where an item has ended, with the pace
 of the blocks that are on. An item of no kind (its contention is not known) neither slows anything nor is slowed: its
-end is known as soon as its start is.
+end is known as soon as its start is. Messages slow entries, but are slowed by none: one lasts the same from when it
+moves, whatever runs beside it on either rank (:mod:`perfmodel.simulate.meeting`).
 
 While other streams wait for events, the gap before each kernel of the compute stream grows by
 :attr:`~perfmodel.hardware.profile.Launch.waiting_gap_s`, where that was measured. (A recorded step of gpt-large

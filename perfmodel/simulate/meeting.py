@@ -5,6 +5,10 @@ receiver comes. Until then neither knows when it will end, and may go on only as
 reach back: to the earliest time at which any of the others does anything more. The one who is furthest behind is always
 free to go on, so all come to their ends unless they wait for each other.
 
+Assumes: the receiver of a message that was kept for it takes the whole time of the wire from when it comes, as if it
+still had to be sent, though the sender has taken that time too (measured over NVLink: 0.7 of it); and kernels that run
+beside a message do not slow it.
+
 Source of the rule: conservative simulation of discrete events (Chandy and Misra, 1979).
 """
 

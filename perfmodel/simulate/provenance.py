@@ -205,7 +205,7 @@ def _missing_of_messages(interconnect: Interconnect, calls: Iterable[str]) -> It
     roles = [role for role in get_args(Role) if role not in interconnect.message_couplings]
     if roles:
         which = "" if len(roles) == len(get_args(Role)) else f" of {' and '.join(roles)}"
-        yield f"no message_couplings{which} (messages are taken to slow kernels, and kernels them, as collectives do)"
+        yield f"no message_couplings{which} (messages are taken to slow kernels as collectives do)"
     if not interconnect.messages_ahead:
         yield "no messages_ahead (a message is taken to wait for its receiver, however small)"
 

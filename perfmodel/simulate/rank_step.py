@@ -188,9 +188,12 @@ def timelines_of(steps: Sequence[RankStep], slowness: float, wire: float = 1.0) 
     """Of ranks that send each other messages, simulated together. slowness, wire: see :meth:`RankStep.work`."""
     works = [step.work(slowness, wire) for step in steps]
     programs, profile = [step.program for step in steps], steps[0].profile
+    sends = any(program.exchanges for program in programs)
     if profile.device.kind == "cpu":
+        if sends:
+            raise RuntimeError("ranks that are simulated on one clock send each other messages")
         return [simulate_one_clock(program, work) for program, work in zip(programs, works, strict=True)]
-    if any(program.exchanges for program in programs):
+    if sends:
         return simulate_together(programs, works, profile.launch)
     return [simulate(program, work, profile.launch) for program, work in zip(programs, works, strict=True)]
 

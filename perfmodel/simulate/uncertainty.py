@@ -4,12 +4,13 @@
 
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
-the whole class. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are kernels of
-other ranks, on the step's critical path as its own are.
+the whole class. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
+decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
-same and add up; bubbles are then as wrong, relatively, as busy time. Not yet calibrated against held-out measurements,
-and reports say so.
+same and add up; bubbles are then as wrong, relatively, as busy time. Where hosts decide, a rank waits for other ranks'
+hosts; those bubbles count in b and their error in host^2 as well, so that the interval is too wide. Not yet calibrated
+against held-out measurements, and reports say so.
 """
 
 from __future__ import annotations

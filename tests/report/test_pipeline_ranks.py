@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.pipeline_ranks import (
-    RankStep,
+    ComputedStep,
     bubble_share,
     computing_share,
     largest_rank,
@@ -23,7 +23,7 @@ from tests.report.pipelines import EXCHANGES, PIPELINE, measured_pipeline, pipel
 from tests.report.synthetic import MIB, prediction, scenario
 
 
-def rows(step: RankStep) -> list[tuple[str, int, int, float, float]]:
+def rows(step: ComputedStep) -> list[tuple[str, int, int, float, float]]:
     """In microseconds."""
     return [
         (each.kind, each.stage, each.micro_batch, round(each.start_s / US, 6), round(each.end_s / US, 6))

@@ -29,7 +29,9 @@ from perfmodel.program.pipeline.storages import in_flight, with_all_inputs
 from perfmodel.program.program import (
     COLLECTIVE,
     HOST,
+    PIPELINE,
     RECORD,
+    REPLICATE,
     WAIT,
     Collective,
     Edit,
@@ -49,7 +51,6 @@ from perfmodel.workload.trace_store import get_optimizer_trace, get_part_trace
 
 PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
-GROUP, REPLICAS = "pp", "replicate"
 BATCH, SEND, RECEIVE = "batch_isend_irecv", "isend", "irecv"
 
 
@@ -113,7 +114,7 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
     section = scenario.parallelism
     if section.dp == 1:
         return program
-    editor = Editor(program, Members(REPLICAS, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
+    editor = Editor(program, Members(REPLICATE, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
     return ddp(editor, scenario, _wrapped(steady, parts, traces))
 
 
@@ -226,10 +227,10 @@ class _Step:
     def _post(self, post: Post, ending: str) -> list[Inserted]:
         if post.is_batched:
             kind = "exchange" if len({each.is_send for each in post.messages}) == 2 else "send_recv"
-            return self._together(post.number, post.messages, kind, GROUP, COMMUNICATION, BATCH, ending)
+            return self._together(post.number, post.messages, kind, PIPELINE, COMMUNICATION, BATCH, ending)
         rows = []
         for each in post.messages:
-            pair = f"{GROUP} {min(each.peer, self._rank)}-{max(each.peer, self._rank)}"
+            pair = f"{PIPELINE} {min(each.peer, self._rank)}-{max(each.peer, self._rank)}"
             call = SEND if each.is_send else RECEIVE
             rows += self._together(post.number, (each,), "send_recv", pair, COMMUNICATION + 1 + each.peer, call, ending)
         return rows
