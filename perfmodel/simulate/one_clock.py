@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.engine import spans
 from perfmodel.simulate.step_work import BLOCKING, StepWork
-from perfmodel.simulate.timeline import Communication, Timeline
+from perfmodel.simulate.timeline import Communication, Timeline, spans
 from perfmodel.workload.trace_file import EventKind
 
 

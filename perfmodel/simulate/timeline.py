@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfmodel.program.program import Program
+
 
 @dataclass(frozen=True)
 class PhaseSpan:
@@ -160,3 +162,11 @@ def merged(stretches_s: Iterable[tuple[float, float]]) -> np.ndarray:
         else:
             found.append([start_s, end_s])
     return np.array(found).reshape(-1, 2)
+
+
+def spans(program: Program, marks_s: list[float]) -> tuple[PhaseSpan, ...]:
+    """Phases from the times of their starts and of the step's end."""
+    return tuple(
+        PhaseSpan(run.phase, run.micro_batch, start, end)
+        for run, start, end in zip(program.runs, marks_s[:-1], marks_s[1:], strict=True)
+    )

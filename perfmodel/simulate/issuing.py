@@ -1,0 +1,258 @@
+"""What the host of a rank issues, step after step, and where its clock meets the device's.
+
+The host walks the program and pays its costs; a launch is issued when the host gets there, and the device runs it when
+it has arrived, its stream is free and what it waits for has happened. The host's clock is a max-plus recurrence,
+
+    issue = C + maximum.accumulate(held - C)             C: cumulative host cost
+
+and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet where the host waits for the device (SYNC,
+a WAIT of the host's) and where it may not run further ahead (the launch queue is full). The device is run no further
+than the host needs to know, so that whatever is issued later still finds its place.
+
+Every other stream is a lane of items beside it. Its kernels (copies into communication buffers) have a place in the
+launch queue until the compute stream has come by. The collectives of
+one group are one communicator's, which runs them in the order in which the host issued them, whatever their streams.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.hardware.profile import Launch
+from perfmodel.program.program import BY_HOST, COMPUTE, RECORD, WAIT, Program
+from perfmodel.simulate.device import Device
+from perfmodel.simulate.items import Item
+from perfmodel.simulate.meeting import RECEIVER, SENDER, Clock, Meeting, World
+from perfmodel.simulate.step_work import StepWork
+from perfmodel.workload.trace_file import EventKind
+
+
+class _Mark(NamedTuple):
+    """What must have ended: an entry of the compute stream (-1: none), and items."""
+
+    entry: int
+    items: tuple[Item, ...]
+
+
+def _both(*marks: _Mark) -> _Mark:
+    """All that the marks stand for; of the compute stream, which is in order, the last entry."""
+    entry = max((mark.entry for mark in marks), default=-1)
+    return _Mark(entry, tuple({id(item): item for mark in marks for item in mark.items}.values()))
+
+
+class Rank:
+    """Issues steps one after another. after: how many follow the one that is told of."""
+
+    def __init__(
+        self,
+        program: Program,
+        work: StepWork,
+        launch: Launch,
+        steps: int,
+        world: World | None = None,
+        rank: int = 0,
+        after: int = 0,
+    ) -> None:
+        columns = program.instructions
+        self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
+        self._b, self._exchanges = columns.b.tolist(), program.exchanges
+        self._world, self._rank, self._step, self._after = world or World(1), rank, 0, after
+        self._group = [collective.group for collective in program.collectives]
+        self.work, self.launch = work, launch
+        entries = len(work.position)
+        horizon_s = partial(self._world.horizon_s, rank)
+        self.device = Device(launch, list(work.slowdowns), entries, work.kernels, horizon_s)
+        self.device.reserve(steps * entries)
+        self.issue_s = np.zeros(steps * entries)
+        before = np.arange(steps) * work.launched_kernels
+        self._queued_until = (before[:, None] + np.cumsum(work.queued)).reshape(-1)
+        self._side = {position: index for index, position in enumerate(work.side.position.tolist())}
+        launches = np.tile(work.kernels > 0, steps)
+        self._launch_before = np.maximum.accumulate(np.where(launches, np.arange(len(launches)), -1))
+        self._held_by = self._holding(self._queued_until)
+        self.host_s = 0.0
+        self._reached_s = 0.0  # of this step's host costs, what the host's clock contains
+        self._marks: dict[int, _Mark] = {}
+        self._gates: dict[int, list[_Mark]] = {}  # by stream: what its next work waits for
+        self._last: dict[int, Item] = {}  # by stream
+        self._last_of_group: dict[str, _Mark] = {}
+        self._queued_before = 0  # launches of the steps before
+        self._beside: list[list[tuple[int, float, Item]]] = []  # by step: position, issue, item
+
+    def step(self) -> Clock:
+        """One step: entries in stretches between the instructions at which something else happens."""
+        self._reached_s, self._marks = 0.0, {}
+        self._beside.append([])
+        done = 0
+        for position in self.work.actions:
+            before = int(np.searchsorted(self.work.order, 2 * position + 1))
+            yield from self._issue(done, before)
+            self._work_until(float(self.work.host_until_s[position + 1]))
+            yield from self._act(position)
+            done = before
+        yield from self._issue(done, len(self.work.position))
+        self._work_until(float(self.work.host_until_s[-1]))
+        self._queued_before += self.work.launched_kernels
+        self._step += 1
+
+    @property
+    def told(self) -> slice:
+        """Entries of the step that is told of."""
+        stop = self.device.issued - self._after * len(self.work.position)
+        return slice(stop - len(self.work.position), stop)
+
+    @property
+    def beside(self) -> list[tuple[int, float, Item]]:
+        """Of that step, what ran on other streams."""
+        return self._beside[-1 - self._after]
+
+    @property
+    def began_s(self) -> float:
+        """When the host began that step."""
+        return float(self.issue_s[self.told.start + self.work.marks[0]])
+
+    @property
+    def step_s(self) -> float:
+        """From the device's reaching that step to its reaching the next."""
+        first, *_, last = self.device.end_s[self.told][self.work.marks].tolist()
+        return float(last - first)
+
+    def wait(self) -> Clock:
+        """The host waits until everything issued is done."""
+        yield from self._synchronize(tuple(self._last.values()))
+
+    def _synchronize(self, items: tuple[Item, ...]) -> Clock:
+        """The host waits for all that the compute stream was given, and for these."""
+        issued = self.device.issued
+        yield from self.device.run_until(issued)
+        for item in items:
+            yield from self.device.finish(item)
+        ends_s = [*self.device.end_s[max(issued - 1, 0) : issued].tolist(), *(item.end_s for item in items)]
+        self.host_s = max([self.host_s, *ends_s]) + self.launch.synchronize_s
+
+    def _work_until(self, reached_s: float) -> None:
+        self.host_s += reached_s - self._reached_s
+        self._reached_s = reached_s
+
+    def _issue(self, start: int, stop: int) -> Clock:
+        """Entries of this step, in blocks that cannot fill the launch queue by themselves."""
+        work, depth = self.work, self.launch.queue_depth
+        while start < stop:
+            room = int(np.searchsorted(np.cumsum(work.queued[start:stop]), depth, side="right"))
+            block = slice(start, min(stop, start + max(1, room)))
+            count = block.stop - block.start
+            part = slice(self.device.issued, self.device.issued + count)
+            free = self._held_by[part]
+            if free[-1] >= 0:
+                yield from self.device.run_until(int(free[-1]) + 1)
+            cumulative_s = work.entry_host_s[block] - self._reached_s
+            held_s = np.where(free >= 0, self.device.start_s[free], -np.inf)
+            held_s[0] = max(held_s[0], self.host_s + cumulative_s[0])
+            issue_s = cumulative_s + np.maximum.accumulate(held_s - cumulative_s)
+            self.issue_s[part] = issue_s
+            self.device.issue(issue_s, work.duration_s[block])
+            self.host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
+            start = block.stop
+
+    def _holding(self, queued_until: np.ndarray) -> np.ndarray:
+        """The entries that must have started before the launch queue has room for so many launches; -1 for none."""
+        full = np.searchsorted(self._queued_until, queued_until - self.launch.queue_depth, side="right") - 1
+        return np.where(full >= 0, self._launch_before[full], -1)
+
+    def _act(self, position: int) -> Clock:
+        kind, stream, number = self._kind[position], self._stream[position], self._a[position]
+        if kind == EventKind.SYNC:
+            yield from self._synchronize(self.device.awaited)
+        elif kind == RECORD:
+            self._marks[number] = self._mark(stream)
+        elif kind == WAIT and stream == BY_HOST:
+            yield from self._await(self._marks[number])
+        elif kind == WAIT:
+            self._wait(stream, self._marks[number])
+        elif kind == EventKind.OP:
+            yield from self._launch_beside(position, stream)
+        elif stream == COMPUTE:
+            self._communicate_between(self._group[number])
+        else:
+            self._communicate_beside(position, stream, number)
+
+    def _mark(self, stream: int) -> _Mark:
+        """All that the stream was given so far, and what it was told to wait for."""
+        if stream == COMPUTE:
+            return _Mark(self.device.issued - 1, self.device.awaited)
+        last = [_Mark(-1, (self._last[stream],))] if stream in self._last else []
+        return _both(*last, *self._gates.get(stream, []))
+
+    def _wait(self, stream: int, mark: _Mark) -> None:
+        if stream == COMPUTE:
+            self.device.wait(mark.items)
+        else:
+            self._gates.setdefault(stream, []).append(mark)
+
+    def _await(self, mark: _Mark) -> Clock:
+        """The host waits for this, if it has not happened yet; the compute stream does what it was given meanwhile."""
+        yield from self.device.run_until(self.device.issued)
+        for item in mark.items:
+            yield from self.device.finish(item)
+        ends_s = [*self.device.end_s[mark.entry : mark.entry + 1].tolist(), *(item.end_s for item in mark.items)]
+        if (end_s := max(ends_s, default=0.0)) > self.host_s:
+            self.host_s = end_s + self.launch.synchronize_s
+
+    def _launch_beside(self, position: int, stream: int) -> Clock:
+        """A kernel of another stream, when the launch queue has room for it."""
+        side, index = self.work.side, self._side[position]
+        held_by = int(self._holding(self._queued_before + self.work.queued_until_side[index : index + 1])[0])
+        if held_by >= 0:
+            yield from self.device.run_until(held_by + 1)
+            self.host_s = max(self.host_s, float(self.device.start_s[held_by]))
+        self._add(position, stream, float(side.duration_s[index]), int(side.kind[index]))
+
+    def _communicate_beside(self, position: int, stream: int, number: int) -> None:
+        group = self._group[number]
+        if group in self._last_of_group:
+            self._wait(stream, self._last_of_group[group])
+        kind = number if self.work.contends else -1
+        item = self._add(
+            position, stream, float(self.work.collective_s[number]), kind, self._meetings(position, number)
+        )
+        item.waiting_kind = kind if self.work.waiting is None else self.work.waiting + number
+        self._last_of_group[group] = _Mark(-1, (item,))
+
+    def _meetings(self, position: int, number: int) -> tuple[tuple[Meeting, int], ...]:
+        """With those that the messages are exchanged with, if it is of messages."""
+        exchange = self._b[position]
+        if exchange == 0:
+            return ()
+        duration_s, share, found = float(self.work.collective_s[number]), float(self.work.ahead[number]), []
+        for message in self._exchanges[exchange - 1]:
+            name = (self._step, message.name)
+            if message.is_send:
+                pair = (self._group[number], self._rank, message.peer)
+                found.append((self._world.send(name, self._rank, duration_s, pair, share), SENDER))
+            else:
+                found.append((self._world.receive(name, self._rank, duration_s), RECEIVER))
+        return tuple(found)
+
+    def _communicate_between(self, group: str) -> None:
+        """The next entry of the compute stream is a collective."""
+        if group in self._last_of_group:
+            self._wait(COMPUTE, self._last_of_group[group])
+        self._last_of_group[group] = _Mark(self.device.issued, ())
+
+    def _add(
+        self,
+        position: int,
+        stream: int,
+        duration_s: float,
+        kind: int,
+        meetings: tuple[tuple[Meeting, int], ...] = (),
+    ) -> Item:
+        gate = _both(*self._gates.pop(stream, []))
+        item = Item(stream, duration_s, kind, self.host_s + self.launch.latency_s, gate.entry, gate.items, meetings)
+        self.device.add(item)
+        self._last[stream] = item
+        self._beside[-1].append((position, self.host_s, item))
+        return item
