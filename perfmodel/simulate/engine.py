@@ -1,4 +1,4 @@
-"""Interpreter 1: the steps of a rank, or of ranks that send each other messages, and the timeline of one that is steady.
+"""Interpreter 1: steps of a rank, or of ranks that send each other messages, and the timeline of one that is steady.
 
 What a rank's host issues stands in :mod:`perfmodel.simulate.issuing`, what its device makes of it in
 :mod:`perfmodel.simulate.device`. On a CPU there is one clock (:mod:`perfmodel.simulate.one_clock`).

@@ -10,8 +10,8 @@ a WAIT of the host's) and where it may not run further ahead (the launch queue i
 than the host needs to know, so that whatever is issued later still finds its place.
 
 Every other stream is a lane of items beside it. Its kernels (copies into communication buffers) have a place in the
-launch queue until the compute stream has come by. The collectives of
-one group are one communicator's, which runs them in the order in which the host issued them, whatever their streams.
+launch queue until the compute stream has come by. The collectives of one group are one communicator's, which runs them
+in the order in which the host issued them, whatever their streams.
 """
 
 from __future__ import annotations
