@@ -1,4 +1,4 @@
-"""Host seconds of communication calls and of what DistributedDataParallel adds to a step, at the reference's speed."""
+"""Host seconds of communication calls and of what torch's wrappers add to a step, at the reference's speed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import no_collection, timed
 from calibrate.offload_calls import offload_records
+from calibrate.pipeline_calls import pipeline_records
 from calibrate.sharded_calls import sharded_records
 from calibrate.steps import ROUNDS, WARM_UP, linears, step_seconds
 from calibrate.timing import relative_spread
@@ -30,6 +31,7 @@ def call_records(device: str, reference_s: float | None) -> dict[str, CallRecord
         reference = HostReference(device, reference_s)
         found = _calls(device, reference) | _ddp(device, reference)
         found |= sharded_records(device, reference) | offload_records(device, reference)
+        found |= pipeline_records(device, reference)
         return found | {REFERENCE: CallRecord(**reference.record().model_dump(exclude={"cold_s"}))}
 
 

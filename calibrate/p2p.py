@@ -1,5 +1,5 @@
-"""Messages between two ranks, as pipelines send them: what they take, what their calls and a pipeline's own cost the
-host, how many go ahead of their receiver, and how they and kernels slow each other.
+"""Messages between two ranks, as pipelines send them: what they take, what their calls cost the host, how many go ahead
+of their receiver, and how they and kernels slow each other.
 
 One way is isend and irecv, each on the stream of a communicator that the library makes for the two ranks; both ways is
 one batch of them (``exchange``), on the stream of the group's own. All of it takes about 20 s.
@@ -27,7 +27,6 @@ from calibrate.collectives import (
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import no_collection, timed
 from calibrate.ladder import message_grid
-from calibrate.pipeline_calls import pipeline_records
 from calibrate.ranks import Ranks
 from calibrate.sweeps import Sweeps
 from calibrate.timing import relative_spread
@@ -93,7 +92,6 @@ class MessageStage:
         with no_collection():
             reference = HostReference(self._device, self._reference_s)
             self._found.host.update(call_records(self._device, reference, self._ranks.rank, self._ranks.size))
-            self._found.host.update(pipeline_records(self._device, reference))
         for _ in range(self._passes - 1):
             self._sweep()
         if self._bench is not None and self._device == "cuda":

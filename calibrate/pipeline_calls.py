@@ -10,7 +10,7 @@ of inputs and of weights apart, which are also what a workload's modules are mea
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.workload.trace.part import prepared_stage
 
 ROWS, LAYERS = 2, 2
+PAIRS = 4 * ROUNDS  # what is added is a small part of what is timed
 STAGE, STAGES = 1, 3  # one that has others before and behind it
 FORWARD = "forward"
 
@@ -48,7 +49,7 @@ def pipeline_records(device: str, reference: HostReference) -> dict[str, CallRec
     """Of ``pp ...``; ranks may measure at the same time, and do not talk."""
     bench = _Bench(device)
     samples_s: dict[str, tuple[list[float], list[float]]] = {}
-    for index in range(WARM_UP + ROUNDS):
+    for index in range(WARM_UP + PAIRS):
         for pair in (*bench.whole_backward(), *bench.split_backward()):
             found = samples_s.setdefault(pair.name, ([], []))
             reference.beat()
@@ -59,14 +60,13 @@ def pipeline_records(device: str, reference: HostReference) -> dict[str, CallRec
                 if index >= WARM_UP:
                     reference.note(values_s, seconds)
     reference.beat()
-    return {
-        f"pp {name}": CallRecord(
-            time_s=max(statistics.median(whole_s) - statistics.median(own_s), 0.0),
-            spread=relative_spread(whole_s),
-            samples=len(whole_s),
-        )
-        for name, (whole_s, own_s) in samples_s.items()
-    }
+    return {f"pp {name}": _added(whole_s, own_s) for name, (whole_s, own_s) in samples_s.items()}
+
+
+def _added(whole_s: Sequence[float], own_s: Sequence[float]) -> CallRecord:
+    """Median of what each action took more than the module's part of it right after; spread: of the whole."""
+    added_s = statistics.median(whole - own for whole, own in zip(whole_s, own_s, strict=True))
+    return CallRecord(time_s=max(added_s, 0.0), spread=relative_spread(whole_s), samples=len(whole_s))
 
 
 class _Bench:

@@ -68,6 +68,7 @@ def test_calls_of_two_ranks():
         | {f"{name} async" for name in names}
         | {"broadcast async again", "wait again"}
         | {"wait", "reference", "ddp forward", "ddp parameter", "ddp bucket"}
+        | {f"pp {action}" for action in ("forward", "backward", "backward_input", "backward_weight")}
     )
     sharded = {name for name in found.interconnect.host if name.startswith(("fsdp ", "dtensor "))}
     assert set(found.interconnect.host) - sharded == whole

@@ -11,8 +11,7 @@ import torch
 
 from calibrate import pipeline_calls
 from calibrate.host_reference import HostReference
-from calibrate.pipeline_calls import _Bench, pipeline_records
-from calibrate.steps import ROUNDS
+from calibrate.pipeline_calls import PAIRS, _Bench, pipeline_records
 
 NAMES = ("forward", "backward", "backward_input", "backward_weight")
 
@@ -20,7 +19,7 @@ NAMES = ("forward", "backward", "backward_input", "backward_weight")
 def test_all_actions_are_measured() -> None:
     found = pipeline_records("cpu", HostReference("cpu"))
     assert set(found) == {f"pp {name}" for name in NAMES}
-    assert all(record.time_s >= 0 and record.samples == ROUNDS for record in found.values())
+    assert all(record.time_s >= 0 and record.samples == PAIRS for record in found.values())
 
 
 class Still:
@@ -70,3 +69,10 @@ def test_stage_and_module_compute_the_same() -> None:
         assert len(gradients(bench._part)) == pipeline_calls.LAYERS
         for own, staged in zip(gradients(bench._part), gradients(bench._stage.submod), strict=True):
             assert torch.equal(own, staged)
+
+
+def test_added_is_the_middle_of_the_differences() -> None:
+    """Not the difference of the middles: the host's speed wanders from pair to pair."""
+    record = pipeline_calls._added([3.0, 9.0, 5.0], [2.0, 5.0, 4.5])
+    assert record.time_s == 1.0
+    assert record.samples == 3
