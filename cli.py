@@ -107,7 +107,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     "--only",
     multiple=True,
     metavar="KEY",
-    help="Measure just this kernel key again, or power, or waiting, or a stage of an interconnect; repeatable.",
+    help="Measure just this kernel key again, or power, waiting, cache, or a stage of an interconnect; repeatable.",
 )
 @click.option(
     "--budget",

@@ -1,8 +1,11 @@
-"""What stays in the device's cache, and what a miss costs: sums of vectors over ever more buffers. CUDA only."""
+"""What stays in the device's cache, and what a miss costs: of data, by sums of vectors over ever more buffers; of code,
+by a row of small kernels behind one that passes the cache's bytes. CUDA only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -10,7 +13,7 @@ import numpy as np
 import torch
 
 from calibrate.cuda_timing import CudaStopwatch
-from calibrate.timing import Limits
+from calibrate.timing import Limits, Stopwatch
 from perfmodel.hardware.profile import Cache
 
 VECTOR_BYTES = 2 * 2**20
@@ -19,15 +22,69 @@ SETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 20, 24, 32, 40)  # 6 to 2
 PLATEAU = 3  # sets at either end that are surely warm or cold
 LEAST_DIFFERENCE = 0.05  # relative; below it the cache cannot be seen
 LIMITS = Limits(fewest=5, most=9, enough_s=0.1)
+FLUSH_BYTES = 256 * 2**20
+NUMBERS = (16, 64)  # of the tensor that small kernels run over
 # The linear fall-off of perfmodel.cost.residency is half way down where D + own is so many capacities.
 HALF_WAY = 1.5
 
 
 def measure_cache(stopwatch: CudaStopwatch) -> Cache:
-    """Capacity and cost of a miss; the fields are None where the cache cannot be told from the memory behind it."""
+    """Capacity and costs of misses; capacity and that of data are None where the cache cannot be told from the memory
+    behind it.
+    """
     quick = stopwatch.limited(LIMITS)
     times_s = [quick.measure(_rotating(_sets(count))).median_s for count in SETS]
-    return cache_from_ladder([count * CALL_BYTES for count in SETS], times_s, CALL_BYTES)
+    cache = cache_from_ladder([count * CALL_BYTES for count in SETS], times_s, CALL_BYTES)
+    return cache.model_copy(update={"code_miss_s": measure_code_miss(quick)})
+
+
+def measure_code_miss(stopwatch: Stopwatch, device: str = "cuda", flush_bytes: int = FLUSH_BYTES) -> float:
+    """Seconds that a kernel takes more when its code is no longer cached: of one of each kind that a layer launches,
+
+    (flush, touch and row - flush and touch - row) / kernels of the row
+
+    flush: reads more than the cache holds. touch: brings back what the row computes with.
+    """
+    flush, touch, row = _flush(device, flush_bytes), *_small_kernels(device)
+    before_s, after_s, row_s = (
+        stopwatch.measure(partial(_all, calls)).median_s for calls in ((flush, touch), (flush, touch, *row), row)
+    )
+    return max(after_s - before_s - row_s, 0.0) / len(row)
+
+
+def _all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def _flush(device: str, flush_bytes: int) -> Callable[[], object]:
+    numbers, total = torch.zeros(flush_bytes // 4, device=device), torch.zeros((), device=device)
+    return lambda: torch.sum(numbers, 0, out=total)
+
+
+def _small_kernels(device: str) -> tuple[Callable[[], object], list[Callable[[], object]]]:
+    """What reads and writes all that the others do, and these."""
+    x, y = torch.rand(NUMBERS, device=device), torch.rand(NUMBERS, device=device)
+    square, out = torch.rand(NUMBERS[1], NUMBERS[1], device=device), torch.rand(NUMBERS, device=device)
+    functional = torch.nn.functional
+
+    def touch() -> None:
+        torch.addmm(x, y, square, out=out)
+
+    return touch, [
+        lambda: torch.add(x, y, out=out),
+        lambda: torch.mul(x, y, out=out),
+        lambda: torch.div(x, 3.0, out=out),
+        lambda: torch.pow(x, 2, out=out),
+        lambda: torch.rsqrt(x, out=out),
+        lambda: torch.erf(x, out=out),
+        lambda: torch.mean(x, -1),
+        lambda: torch.sum(x, 0),
+        lambda: torch.softmax(x, -1),
+        lambda: functional.layer_norm(x, NUMBERS[1:]),
+        lambda: x.t().contiguous(),
+        lambda: torch.mm(x, square, out=out),
+    ]
 
 
 def cache_from_ladder(footprints_bytes: Sequence[float], times_s: Sequence[float], call_bytes: float) -> Cache:

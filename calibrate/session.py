@@ -33,7 +33,7 @@ KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 NEAR = 0.5  # of the device time: below, the device is what takes long
-POWER, WAITING = "power", "waiting"  # stages that --only may name
+POWER, WAITING, CACHE = "power", "waiting", "cache"  # stages that --only may name
 
 
 def calibrate(
@@ -69,7 +69,8 @@ def calibrate(
         The profile's name; by default the file's.
     only : sequence of str, optional
         Measure just these kernel keys again, which the file (or a scenario, or the grid) knows; ``power`` names what
-        work draws and how a lowered clock slows it, ``waiting`` what kernels take more while other streams wait.
+        work draws and how a lowered clock slows it, ``waiting`` what kernels take more while other streams wait,
+        ``cache`` what stays in the device's cache and what misses cost.
     progress : bool
         Show a bar and the closing report on standard error.
     budget_s : float, optional
@@ -129,7 +130,7 @@ class _Session:
         if general:
             self._general_before(bench, stopwatch)
         if only:
-            self._again(bench, only, wanted)
+            self._again(bench, stopwatch, only, wanted)
         else:
             self._scenarios(bench, wanted)
         if general:
@@ -152,7 +153,7 @@ class _Session:
             self._sentinels(bench, "start")
             self._grid(bench)
             self._sentinels(bench, "middle")
-        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and not self._is_done("cache"):
+        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and not self._is_done(CACHE):
             self._cache(bench, stopwatch)
         self._once("host", self._host)
 
@@ -190,8 +191,8 @@ class _Session:
 
         if not self._is_warm:
             self._soak(bench, SHORT_SOAK_S)
-        self.progress.stage("cache", None)
-        self._once("cache", lambda: self.draft.update(cache=measure_cache(stopwatch)))
+        self.progress.stage(CACHE, None)
+        self._stage(CACHE, lambda: self.draft.update(cache=measure_cache(stopwatch)))
 
     def _grid(self, bench: Bench) -> None:
         from calibrate.grid import grid_operations
@@ -278,17 +279,22 @@ class _Session:
         provenance = self.draft.profile.provenance
         self.draft.update(provenance=provenance | {name: provenance.get(name, {}) | facts})
 
-    def _again(self, bench: Bench, only: Sequence[str], wanted: Wanted) -> None:
-        if WAITING in only and self.device != "cuda":
-            raise PerfModelError(f"--only waiting must be given with --device cuda (got {self.device}). Leave it out.")
+    def _again(self, bench: Bench, stopwatch: Stopwatch, only: Sequence[str], wanted: Wanted) -> None:
+        for stage in {WAITING, CACHE} & set(only):
+            if self.device != "cuda":
+                raise PerfModelError(
+                    f"--only {stage} must be given with --device cuda (got {self.device}). Leave it out."
+                )
         known = [*self.draft.jobs.values(), *(item for each in wanted for item in each.jobs)]
-        jobs = chosen(known, [key for key in only if key not in (POWER, WAITING)])
+        jobs = chosen(known, [key for key in only if key not in (POWER, WAITING, CACHE)])
         self._soak(bench, SHORT_SOAK_S)
         time_jobs(bench, jobs, self.draft, self.progress, "again")
         if POWER in only:
             self._stage(POWER, lambda: self._power(bench))
         if WAITING in only:
             self._stage(WAITING, self._waiting)
+        if CACHE in only and isinstance(stopwatch, CudaStopwatch):
+            self._cache(bench, stopwatch)
 
     # after all timing
 

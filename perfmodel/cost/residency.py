@@ -10,6 +10,9 @@ not distinct bytes, ages the cache; reads and writes count alike.
 
 New storages lie in blocks that the caching allocator hands out again, so they inherit what is cached of the block. Its
 best fit is stood in for by the block of equal rounded size that was freed last; where there is none, the block is cold.
+
+Code is read through the same cache: what passes since a kernel last ran ages its code as it does data. What fetching it
+takes is :attr:`~perfmodel.hardware.profile.Cache.code_miss_s`.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from perfmodel.cost.kernels.classify import classify
 from perfmodel.program.program import PhaseRun, Program
 from perfmodel.program.repeats import renamed_on_repeat
+from perfmodel.workload.ops import Operation
 from perfmodel.workload.trace_file import EventKind, Segment, Trace
 
 BLOCK_BYTES = 512  # the caching allocator's granule
@@ -30,14 +36,27 @@ SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does
 ROW_READERS = frozenset(("embedding", "index_select", "gather", "index"))
 
 # Shares already worked out, by identity of the trace; an entry goes when its trace does.
-_known: dict[int, dict[tuple[tuple[Segment, ...], float], np.ndarray]] = {}
+_known: dict[int, dict[tuple[tuple[Segment, ...], float], Resident]] = {}
 
 
-def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> np.ndarray:
-    """For each launch the share of its bytes that it finds in the cache, of what it would find when repeated alone.
+class Resident(NamedTuple):
+    """By launch. data: share of its bytes that it finds in the cache, of what it would find when repeated alone. code:
+    share of its kernels' own.
+    """
 
-    share = mean of h_j by bytes / clip(1 - max(0, own - C) / C, 0, 1), in a steady step. 1: as warm as alone; 0:
-    nothing is found; 1 too where a launch touches nothing.
+    data: np.ndarray
+    code: np.ndarray
+
+    def of(self, places: np.ndarray | slice) -> Resident:
+        return Resident(self.data[places], self.code[places])
+
+
+def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> Resident:
+    """What each launch finds in the cache.
+
+    data = mean of h_j by bytes / clip(1 - max(0, own - C) / C, 0, 1), in a steady step. 1: as warm as alone; 0:
+    nothing is found; 1 too where a launch touches nothing. code: h with own = 0, D since a launch of the same code; of
+    operators of one name and one set of types, and of products of one shape.
 
     Parameters
     ----------
@@ -54,7 +73,7 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     nothing.
     """
     if capacity_bytes <= 0:
-        return np.zeros(len(positions))
+        return Resident(np.zeros(len(positions)), np.ones(len(positions)))
     trace, key = program.trace, (tuple(run.segment for run in program.runs), capacity_bytes)
     identity = id(trace)
     if identity not in _known:
@@ -62,9 +81,11 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
         weakref.finalize(trace, _known.pop, identity, None)
     if key not in _known[identity]:
         _known[identity][key] = _all_shares(program, capacity_bytes)
-    event, shares = program.instructions.event, np.zeros(len(program.instructions.event))
-    shares[event >= 0] = _known[identity][key]
-    return np.asarray(shares[positions])
+    event, known = program.instructions.event, _known[identity][key]
+    shares = Resident(np.zeros(len(event)), np.zeros(len(event)))
+    for each, found in zip(shares, known, strict=True):
+        each[event >= 0] = found
+    return shares.of(positions)
 
 
 def alone_share(own_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:
@@ -77,7 +98,7 @@ def alone_share(own_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndar
     return np.asarray(np.clip(1 - beyond / capacity_bytes, 0.0, 1.0))
 
 
-def _all_shares(program: Program, capacity_bytes: float) -> np.ndarray:
+def _all_shares(program: Program, capacity_bytes: float) -> Resident:
     """Shares of all instructions, from the second of two equal steps."""
     step = _Step.of(program)
     events = program.trace.steady
@@ -88,8 +109,11 @@ def _all_shares(program: Program, capacity_bytes: float) -> np.ndarray:
     launch = np.concatenate([within, within + len(step.order)])
     blocks = _blocks(program.trace, step, step.renamed(events.touches[touches], within), launch)
     sizes = np.tile(_touched_bytes(program.trace)[touches], 2).astype(float)
-    shares = _shares(launch, blocks, sizes, 2 * len(step.order), capacity_bytes)[len(step.order) :]
-    return _with_later_micro_batches(program, shares)
+    own = np.bincount(launch, weights=sizes, minlength=2 * len(step.order))
+    data = _data_shares(launch, blocks, sizes, own, capacity_bytes)
+    code = _code_shares(np.tile(_codes(program.trace)[step.order], 2), own, capacity_bytes)
+    second = slice(len(step.order), None)
+    return _with_later_micro_batches(program, Resident(data, code).of(second))
 
 
 @dataclass(frozen=True)
@@ -163,19 +187,51 @@ def _touched_bytes(trace: Trace) -> np.ndarray:
     return sizes
 
 
-def _shares(launch: np.ndarray, blocks: np.ndarray, sizes: np.ndarray, launches: int, capacity: float) -> np.ndarray:
-    """Relative share of each launch. launch, blocks, sizes: of every touch, in order."""
-    own = np.bincount(launch, weights=sizes, minlength=launches)
-    until = np.cumsum(own)
-    order = np.argsort(blocks, kind="stable")
-    again = np.flatnonzero(blocks[order][1:] == blocks[order][:-1])
-    here, before = order[again + 1], order[again]
-    between = np.full(len(sizes), np.inf)
-    between[here] = (until - own)[launch[here]] - until[launch[before]]
-    held = np.clip(1 - np.maximum(0.0, between + own[launch] - capacity) / capacity, 0.0, 1.0)
-    found = np.bincount(launch, weights=held * sizes, minlength=launches)
+def _data_shares(
+    launch: np.ndarray, blocks: np.ndarray, sizes: np.ndarray, own: np.ndarray, capacity: float
+) -> np.ndarray:
+    """Relative share of each launch. launch, blocks, sizes: of every touch, in order. own: bytes of each launch."""
+    held = _held(_bytes_between(launch, blocks, own) + own[launch], capacity)
+    found = np.bincount(launch, weights=held * sizes, minlength=len(own))
     alone = alone_share(own, capacity) * own
-    return np.where(own > 0, np.divide(found, alone, out=np.zeros(launches), where=alone > 0), 1.0)
+    return np.where(own > 0, np.divide(found, alone, out=np.zeros(len(own)), where=alone > 0), 1.0)
+
+
+def _code_shares(codes: np.ndarray, own: np.ndarray, capacity: float) -> np.ndarray:
+    """codes: of each launch."""
+    return _held(_bytes_between(np.arange(len(codes)), codes, own), capacity)
+
+
+def _bytes_between(launch: np.ndarray, names: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """D: of each touch of a name the bytes of the launches since its last, infinite for the first."""
+    until = np.cumsum(own)
+    order = np.argsort(names, kind="stable")
+    again = np.flatnonzero(names[order][1:] == names[order][:-1])
+    here, before = order[again + 1], order[again]
+    between = np.full(len(names), np.inf)
+    between[here] = (until - own)[launch[here]] - until[launch[before]]
+    return between
+
+
+def _held(passed_bytes: np.ndarray, capacity: float) -> np.ndarray:
+    return np.asarray(np.clip(1 - np.maximum(0.0, passed_bytes - capacity) / capacity, 0.0, 1.0))
+
+
+def _codes(trace: Trace) -> np.ndarray:
+    """A number for each event's code: alike where kernels are; of its own for what launches nothing."""
+    numbers: dict[object, int] = {}
+    of_operation = np.array([numbers.setdefault(_code(op), len(numbers)) for op in trace.operations], dtype=np.int64)
+    events = trace.steady
+    is_op = events.kind == EventKind.OP
+    codes = -1 - np.arange(len(events.kind))
+    codes[is_op] = of_operation[events.a[is_op]]
+    return codes
+
+
+def _code(operation: Operation) -> object:
+    if classify(operation) == "gemm":
+        return operation
+    return operation.name, tuple(spec.dtype for spec in operation.input_tensors())
 
 
 def _blocks(trace: Trace, step: _Step, storages: np.ndarray, launch: np.ndarray) -> np.ndarray:
@@ -215,14 +271,14 @@ def _births(trace: Trace, step: _Step) -> np.ndarray:
     return np.array(births, dtype=np.int64)
 
 
-def _with_later_micro_batches(program: Program, shares: np.ndarray) -> np.ndarray:
+def _with_later_micro_batches(program: Program, shares: Resident) -> Resident:
     """Shares of the whole program: a micro-batch that was not simulated finds what the last simulated one does."""
-    found: dict[tuple[Segment, int], np.ndarray] = {}
-    parts, start = [_none().astype(float)], 0
+    found: dict[tuple[Segment, int], Resident] = {}
+    parts, start = [Resident(_none().astype(float), _none().astype(float))], 0
     for run in program.runs:
         known = _known_as(run)
         if known not in found:
             stop = start + run.segment.stop - run.segment.start
-            found[known], start = shares[start:stop], stop
+            found[known], start = shares.of(slice(start, stop)), stop
         parts.append(found[known])
-    return np.concatenate(parts)
+    return Resident(*map(np.concatenate, zip(*parts, strict=True)))

@@ -77,11 +77,13 @@ class Cache(_Section):
     """What the last-level cache does, measured by streaming over ever larger buffers.
 
     capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.residency`. miss_s_per_byte: what a byte
-    costs more when it comes from memory and not from the cache. None where not measured.
+    costs more when it comes from memory and not from the cache. code_miss_s: what a kernel takes more whose code does.
+    None where not measured.
     """
 
     capacity_bytes: Positive | None = None
     miss_s_per_byte: NotNegative | None = None
+    code_miss_s: NotNegative | None = None
 
 
 class KernelRecord(_Section):

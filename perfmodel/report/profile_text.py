@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfmodel.cost.transfers import transfer_cost, transfer_points
-from perfmodel.hardware.profile import Profile
+from perfmodel.hardware.profile import Cache, Profile
 from perfmodel.report.interconnect_text import interconnect_report
 from perfmodel.units import (
     GB,
@@ -63,6 +63,8 @@ def _machine(profile: Profile) -> Table:
     if launch.waiting_gap_s:
         gaps = (f"{format_seconds(gap_s)} beside {n}" for n, gap_s in enumerate(launch.waiting_gap_s, 1))
         table.add_row("waiting streams", f"longer gaps: {', '.join(gaps)}")
+    if profile.cache.capacity_bytes is not None:
+        table.add_row("cache", _cache(profile.cache))
     measured = [record for record in profile.kernels.values() if record.time_s is not None]
     grid = sum(record.origin == "grid" for record in measured)
     failed = len(profile.kernels) - len(measured)
@@ -76,6 +78,13 @@ def _machine(profile: Profile) -> Table:
     for name, value in _flat(profile.provenance):
         table.add_row(name, value)
     return table
+
+
+def _cache(cache: Cache) -> str:
+    holds = f"holds {format_bytes(cache.capacity_bytes or 0)}"
+    if cache.code_miss_s is None:
+        return holds
+    return f"{holds}; a kernel whose code it does not hold takes {format_seconds(cache.code_miss_s)} more"
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -56,7 +56,7 @@ class RankStep:
         positions = launched_positions(program, self._kernels)
         self._operation, stream = program.instructions.a[positions], program.instructions.stream[positions]
         self._beside = dict.fromkeys(self._operation[stream != COMPUTE].tolist())
-        self._lasts_s = _durations_s(program, positions, costs, profile.cache_capacity_bytes)
+        self._lasts_s = _durations_s(program, positions, costs, profile)
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         self._paced_by_host = paced_by_host(program)
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
@@ -227,11 +227,15 @@ def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple
     return waits_s, max(of_groups_s.values(), default=0.0)
 
 
-def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], capacity_bytes: float) -> np.ndarray:
-    """Seconds of each launch: t = cold - (cold - warm) x share; share: what it finds in the cache, against alone."""
-    operation = program.instructions.a[positions]
+def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], profile: Profile) -> np.ndarray:
+    """Seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x kernels x (1 - code); data, code: shares
+    of both that it finds in the cache (:mod:`perfmodel.cost.residency`).
+    """
+    operation, code_miss_s = program.instructions.a[positions], profile.cache.code_miss_s or 0.0
     warm_s = np.array([cost.time_s for cost in costs])[operation]
     cold_s = np.array([cost.cold_time_s for cost in costs])[operation]
-    if np.array_equal(warm_s, cold_s):
+    if np.array_equal(warm_s, cold_s) and not code_miss_s:
         return np.asarray(warm_s)
-    return np.asarray(cold_s - (cold_s - warm_s) * resident_shares(program, capacity_bytes, positions))
+    kernels = np.array([cost.kernels for cost in costs])[operation]
+    found = resident_shares(program, profile.cache_capacity_bytes, positions)
+    return np.asarray(cold_s - (cold_s - warm_s) * found.data + code_miss_s * kernels * (1 - found.code))

@@ -1,12 +1,40 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder
+from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder, measure_code_miss
+from calibrate.timing import Samples
 from perfmodel.cost.residency import alone_share
 from perfmodel.hardware.profile import Cache
 
 MB = 1e6
+ROW = 12
+
+
+class Told:
+    """Readings in the order in which they are taken."""
+
+    def __init__(self, *medians_s: float) -> None:
+        self.medians_s = list(medians_s)
+        self.calls: list[int] = []
+
+    def measure(self, call: Callable[[], object]) -> Samples:
+        call()
+        (calls,) = call.args  # type: ignore[attr-defined]
+        self.calls.append(len(calls))
+        return Samples((self.medians_s.pop(0),), 1)
+
+
+def test_a_code_miss_is_what_a_kernel_of_a_row_takes_more_behind_a_flush() -> None:
+    told = Told(50e-6, 80e-6, 24e-6)
+    assert measure_code_miss(told, "cpu", 1024) == pytest.approx((80e-6 - 50e-6 - 24e-6) / ROW)
+    assert told.calls == [2, 2 + ROW, ROW]
+
+
+def test_a_code_miss_is_never_less_than_nothing() -> None:
+    assert measure_code_miss(Told(50e-6, 70e-6, 24e-6), "cpu", 1024) == 0.0
 
 
 def test_the_models_own_ladder_gives_its_capacity_back() -> None:

@@ -273,8 +273,9 @@ def test_power_can_be_measured_again_and_is_where_nothing_was_read(
     assert measured == []
     session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
     assert measured == ["power"]
-    with pytest.raises(PerfModelError, match=r"--only waiting must be given with --device cuda \(got cpu\)"):
-        session.calibrate(path, "cpu", only=["waiting"], progress=False)
+    for stage in ("waiting", "cache"):
+        with pytest.raises(PerfModelError, match=rf"--only {stage} must be given with --device cuda \(got cpu\)"):
+            session.calibrate(path, "cpu", only=[stage], progress=False)
     on_gpu = session._Session(draft.Draft.load(path), "cuda", Progress(False), 0.0, False)
     assert on_gpu._is_done("grid")
     assert not on_gpu._is_done("power")

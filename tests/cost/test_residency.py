@@ -59,7 +59,12 @@ def step_of(*phases: tuple[str, int, list[Event]]) -> StepEvents:
 
 def shares(made: Program, capacity: float) -> list[float]:
     launches = made.instructions.launches
-    return [round(share, 6) for share in resident_shares(made, capacity * SCALE, launches).tolist()]
+    return [round(share, 6) for share in resident_shares(made, capacity * SCALE, launches).data.tolist()]
+
+
+def shares_of_code(made: Program, capacity: float) -> list[float]:
+    launches = made.instructions.launches
+    return [round(share, 6) for share in resident_shares(made, capacity * SCALE, launches).code.tolist()]
 
 
 def forward(*events: Event) -> tuple[str, int, list[Event]]:
@@ -187,3 +192,26 @@ def test_micro_batches_may_run_in_any_order() -> None:
     found = shares(replace(made, runs=tuple(order)), 25)
     # 1 2, 0, 1 2, and (as the first) 1 2, of 10 each: between two of a kind lie 10 at the step's begin, 40 and 20.
     assert found == [1.0, 1.0, 0.0, 0.8, 0.8, 1.0, 1.0]
+
+
+def test_code_ages_by_what_passes_since_it_last_ran() -> None:
+    # The first comes back after 25 bytes, the second after the first's 5, the third at once.
+    kinds = (Operation("aten.add.Tensor"), Operation("aten.mul.Tensor"))
+    made = program(forward(op({0: 5}), op({1: 15}, 1), op({2: 10}, 1)), operations=kinds)
+    assert shares_of_code(made, 20) == [0.75, 1, 1]
+    assert shares_of_code(made, 4) == [0, 0.75, 1]
+
+
+def test_products_of_two_shapes_are_two_codes_and_types_are() -> None:
+    mm = [Operation("aten.mm.default", (TensorSpec.parse(f"float32[{n},8]"),) * 2) for n in (8, 16)]
+    add = [
+        Operation("aten.add.Tensor", (TensorSpec.parse(f"{kind}[{n}]"),))
+        for kind, n in (("float32", 8), ("float32", 9), ("bfloat16", 8))
+    ]
+    made = program(forward(*(op({number: 10}, number) for number in range(5))), operations=(*mm, *add))
+    # Forty bytes since each ran in the step before; the second addition's code ran just before it.
+    assert shares_of_code(made, 20) == [0, 0, 0.5, 1, 0]
+
+
+def test_without_a_cache_code_costs_nothing() -> None:
+    assert shares_of_code(program(forward(op({0: 1}))), 0) == [1]

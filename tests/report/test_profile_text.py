@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import (
+    Cache,
     CurveRecord,
     Device,
     HostRecord,
@@ -29,6 +30,7 @@ PROFILE = Profile(
         peak_memory_bytes_per_s=4.8e12,
     ),
     launch=Launch(latency_s=5e-6, gap_s=1e-6, queue_depth=1024, synchronize_s=2e-5, waiting_gap_s=(0.0, 1e-6)),
+    cache=Cache(capacity_bytes=31 * MIB, code_miss_s=2.5e-7),
     kernels={
         "a": KernelRecord(time_s=1.0, origin="grid"),
         "b": KernelRecord(time_s=1.0),
@@ -53,6 +55,7 @@ datasheet bandwidth   4.8 TB/s
 datasheet fp32        67 TFLOP/s
 launch                latency 5 us, gap 1 us, queue 1024, synchronise 20 us
 waiting streams       longer gaps: 0 ns beside 1, 1 us beside 2
+cache                 holds 31 MiB; a kernel whose code it does not hold takes 250 ns more
 kernels               1 of the grid, 1 for scenarios, 1 that failed
 host costs            1
 torch                 2.11
