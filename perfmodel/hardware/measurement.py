@@ -145,7 +145,9 @@ class Measurement(_Section):
 
     @property
     def median_host_reference_s(self) -> float | None:
-        return statistics.median(self.host_reference_s) if self.host_reference_s else None
+        """Of all ranks, which wait for each other."""
+        found = [each for rank in self.ranks for each in rank.host_reference_s] or self.host_reference_s
+        return statistics.median(found) if found else None
 
     @property
     def spread(self) -> float:

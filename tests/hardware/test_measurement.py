@@ -44,6 +44,13 @@ def test_the_host_s_speed_is_kept(tmp_path: Path) -> None:
     assert known.median_host_reference_s == 3e-3
 
 
+def test_the_host_s_speed_is_that_of_all_ranks() -> None:
+    rank = RankSamples(step_s=(), synced_step_s=(), phases_s={}, host_reference_s=(2e-3, 4e-3))
+    slower = rank.model_copy(update={"host_reference_s": (5e-3,)})
+    several = PLAIN.model_copy(update={"host_reference_s": rank.host_reference_s, "ranks": (rank, slower)})
+    assert several.median_host_reference_s == 4e-3
+
+
 def test_what_ranks_saw_is_kept(tmp_path: Path) -> None:
     memory = tuple(
         StepMemory(allocated_before_bytes=0, peak_allocated_bytes=peak, peak_reserved_bytes=9) for peak in (8, 3, 5)
