@@ -1,5 +1,5 @@
-"""What stays in the device's cache, and what a miss costs: of data, by sums of vectors over ever more buffers; of code,
-by a row of small kernels behind one that passes the cache's bytes. CUDA only.
+"""What stays in the device's cache, and what misses cost: of data, by sums of vectors over ever more buffers; of code,
+by a row of small kernels behind one that passes more bytes than the cache holds. CUDA only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLATEAU = 3  # sets at either end that are surely warm or cold
 LEAST_DIFFERENCE = 0.05  # relative; below it the cache cannot be seen
 LIMITS = Limits(fewest=5, most=9, enough_s=0.1)
 FLUSH_BYTES = 256 * 2**20
-NUMBERS = (16, 64)  # of the tensor that small kernels run over
+SHAPE = (64, 64)  # of what small kernels run over
 # The linear fall-off of perfmodel.cost.residency is half way down where D + own is so many capacities.
 HALF_WAY = 1.5
 
@@ -39,11 +39,14 @@ def measure_cache(stopwatch: CudaStopwatch) -> Cache:
 
 
 def measure_code_miss(stopwatch: Stopwatch, device: str = "cuda", flush_bytes: int = FLUSH_BYTES) -> float:
-    """Seconds that a kernel takes more when its code is no longer cached: of one of each kind that a layer launches,
+    """Seconds that a call of one kernel takes more when its code is no longer cached: the mean over different ones,
 
-    (flush, touch and row - flush and touch - row) / kernels of the row
+    (flush, touch and row - flush and touch - row) / calls of the row
 
-    flush: reads more than the cache holds. touch: brings back what the row computes with.
+    flush: reads so many bytes. touch: brings back what the row computes with, and where it writes.
+
+    Assumes: kernels of attention, embeddings and convolutions, which are not in the row, take as much; what is read
+    again besides code (translations of addresses) ages alike.
     """
     flush, touch, row = _flush(device, flush_bytes), *_small_kernels(device)
     before_s, after_s, row_s = (
@@ -63,27 +66,23 @@ def _flush(device: str, flush_bytes: int) -> Callable[[], object]:
 
 
 def _small_kernels(device: str) -> tuple[Callable[[], object], list[Callable[[], object]]]:
-    """What reads and writes all that the others do, and these."""
-    x, y = torch.rand(NUMBERS, device=device), torch.rand(NUMBERS, device=device)
-    square, out = torch.rand(NUMBERS[1], NUMBERS[1], device=device), torch.rand(NUMBERS, device=device)
-    functional = torch.nn.functional
-
-    def touch() -> None:
-        torch.addmm(x, y, square, out=out)
-
-    return touch, [
+    """What reads and writes all that the others do, and these, no two of one code."""
+    numbers = torch.rand((4, *SHAPE), device=device)
+    x, y, out, (sums, mean, deviation, *_) = numbers
+    normal = torch.ops.aten.native_layer_norm.out
+    return numbers.sigmoid_, [
         lambda: torch.add(x, y, out=out),
         lambda: torch.mul(x, y, out=out),
         lambda: torch.div(x, 3.0, out=out),
         lambda: torch.pow(x, 2, out=out),
         lambda: torch.rsqrt(x, out=out),
         lambda: torch.erf(x, out=out),
-        lambda: torch.mean(x, -1),
-        lambda: torch.sum(x, 0),
-        lambda: torch.softmax(x, -1),
-        lambda: functional.layer_norm(x, NUMBERS[1:]),
-        lambda: x.t().contiguous(),
-        lambda: torch.mm(x, square, out=out),
+        lambda: torch.mean(x, -1, out=sums),
+        lambda: torch.amax(x, 0, out=sums),
+        lambda: torch.softmax(x, -1, out=out),
+        lambda: normal(x, SHAPE[1:], None, None, 1e-5, out0=out, out1=mean[:, None], out2=deviation[:, None]),
+        lambda: out.copy_(x.t()),
+        lambda: torch.mm(x, y, out=out),
     ]
 
 

@@ -33,7 +33,7 @@ KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 NEAR = 0.5  # of the device time: below, the device is what takes long
-POWER, WAITING, CACHE = "power", "waiting", "cache"  # stages that --only may name
+POWER, WAITING, CACHE = OTHER_STAGES = ("power", "waiting", "cache")  # that --only may name
 
 
 def calibrate(
@@ -193,6 +193,8 @@ class _Session:
             self._soak(bench, SHORT_SOAK_S)
         self.progress.stage(CACHE, None)
         self._stage(CACHE, lambda: self.draft.update(cache=measure_cache(stopwatch)))
+        measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.draft.update(provenance=self.draft.profile.provenance | {CACHE: {"measured_at": measured_at}})
 
     def _grid(self, bench: Bench) -> None:
         from calibrate.grid import grid_operations
@@ -280,13 +282,13 @@ class _Session:
         self.draft.update(provenance=provenance | {name: provenance.get(name, {}) | facts})
 
     def _again(self, bench: Bench, stopwatch: Stopwatch, only: Sequence[str], wanted: Wanted) -> None:
-        for stage in {WAITING, CACHE} & set(only):
-            if self.device != "cuda":
+        for stage in (WAITING, CACHE):
+            if stage in only and self.device != "cuda":
                 raise PerfModelError(
                     f"--only {stage} must be given with --device cuda (got {self.device}). Leave it out."
                 )
         known = [*self.draft.jobs.values(), *(item for each in wanted for item in each.jobs)]
-        jobs = chosen(known, [key for key in only if key not in (POWER, WAITING, CACHE)])
+        jobs = chosen(known, [key for key in only if key not in OTHER_STAGES])
         self._soak(bench, SHORT_SOAK_S)
         time_jobs(bench, jobs, self.draft, self.progress, "again")
         if POWER in only:
@@ -338,8 +340,10 @@ class _Session:
         soak(seconds)
 
     def _is_done(self, stage: str) -> bool:
-        is_the_bases = self.draft.profile.base is not None and stage != "host"
-        is_old = stage == POWER and self.device == "cuda" and not self.draft.profile.power.readings
+        profile = self.draft.profile
+        lacks = {POWER: not profile.power.readings, CACHE: profile.cache.code_miss_s is None}  # of older versions
+        is_old = self.device == "cuda" and lacks.get(stage, False)
+        is_the_bases = profile.base is not None and stage != "host"
         return is_the_bases or (stage in self.draft.stages_s and not is_old)
 
     def _once(self, stage: str, work: Callable[[], None]) -> None:

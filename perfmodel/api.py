@@ -22,6 +22,7 @@ from perfmodel.simulate.provenance import (
     kernel_shares,
     kernel_warnings,
     message_assumptions,
+    unsteady_warnings,
 )
 from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
 from perfmodel.simulate.step_figures import (
@@ -62,7 +63,8 @@ def predict(
     """
     check_supported(scenario, profile)
     interconnect = interconnect_of(scenario, profile)
-    slowness, spread = host_slowness(profile, host_reference_s, interconnect), host_spread(profile)
+    slowness = host_slowness(profile, host_reference_s, talks=interconnect is not None)
+    spread = host_spread(profile)
     ranks = rank_programs(scenario, allow_import, batches_all=batches_messages(profile))
     steps = rank_steps(ranks, profile, scenario, interconnect, exact=exact, slowness=slowness)
     timelines = timelines_of(steps, slowness)
@@ -112,7 +114,10 @@ def predict(
             *assumptions(scenario, interconnect, [route for each in together for route in each.routes]),
             *message_assumptions([each.program for each in together], profile),
         ),
-        warnings=_warnings([each.kernels for each in figures.values()], together, profile, scenario),
+        warnings=(
+            *_warnings([each.kernels for each in figures.values()], together, profile, scenario),
+            *unsteady_warnings([timelines[at].step_time_s for at in along]),
+        ),
     )
 
 

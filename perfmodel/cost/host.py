@@ -24,6 +24,7 @@ of its operators.
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -140,16 +141,18 @@ def paced_by_host(program: Program) -> np.ndarray:
     return np.asarray(by_host[columns.call])
 
 
-def host_slowness(profile: Profile, host_reference_s: float | None, interconnect: Interconnect | None = None) -> float:
+def host_slowness(profile: Profile, host_reference_s: float | None, talks: bool = False) -> float:
     """How many times the profile's host costs a host takes on which the reference run takes ``host_reference_s``.
 
-    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown. By default, the host is as fast
-    as it was while all ranks of the interconnect ran the reference: they share it, and the profile's own may have been
-    measured by one process alone, or on another machine of the kind.
+    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown. By default, if the rank talks
+    to others, the host is as fast as it was while all ranks of an interconnect ran the reference, in the median of the
+    profile's interconnects: ranks share it, whatever the wires, and the profile's own may have been measured by one
+    process alone, or on another machine of the kind.
     """
     known = profile.host.get(REFERENCE)
-    if host_reference_s is None and interconnect is not None and REFERENCE in interconnect.host:
-        host_reference_s = interconnect.host[REFERENCE].time_s
+    if host_reference_s is None and talks:
+        together = [each.host[REFERENCE].time_s for each in profile.interconnects.values() if REFERENCE in each.host]
+        host_reference_s = statistics.median(together) if together else None
     return 1.0 if known is None or host_reference_s is None else host_reference_s / known.time_s
 
 

@@ -34,14 +34,15 @@ BLOCK_BYTES = 512  # the caching allocator's granule
 SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does
 # Operators that read few rows of their first tensor, as many as they return.
 ROW_READERS = frozenset(("embedding", "index_select", "gather", "index"))
+OF_SHAPES = frozenset(("gemm", "convolution_forward", "convolution_backward"))  # whose library chooses code by shape
 
 # Shares already worked out, by identity of the trace; an entry goes when its trace does.
 _known: dict[int, dict[tuple[tuple[Segment, ...], float], Resident]] = {}
 
 
 class Resident(NamedTuple):
-    """By launch. data: share of its bytes that it finds in the cache, of what it would find when repeated alone. code:
-    share of its kernels' own.
+    """By call. data: share of its bytes that it finds in the cache, of what it would find when repeated alone. code:
+    likewise of the code of its kernels.
     """
 
     data: np.ndarray
@@ -55,8 +56,7 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     """What each launch finds in the cache.
 
     data = mean of h_j by bytes / clip(1 - max(0, own - C) / C, 0, 1), in a steady step. 1: as warm as alone; 0:
-    nothing is found; 1 too where a launch touches nothing. code: h with own = 0, D since a launch of the same code; of
-    operators of one name and one set of types, and of products of one shape.
+    nothing is found; 1 too where a launch touches nothing. code: h with own = 0, D since a call of the same code.
 
     Parameters
     ----------
@@ -69,8 +69,9 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
 
     Notes
     -----
-    Remembered as long as the program's trace lives. What strategies insert is taken to find nothing, and to push out
-    nothing.
+    Remembered as long as the program's trace lives. What strategies insert is taken to find none of its data and all of
+    its code (such calls come in rows of one kind), and to push out nothing. Assumes: calls of one operator's name and
+    types run one code, products and convolutions one for each shape; all kernels of a call are of one.
     """
     if capacity_bytes <= 0:
         return Resident(np.zeros(len(positions)), np.ones(len(positions)))
@@ -82,7 +83,7 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     if key not in _known[identity]:
         _known[identity][key] = _all_shares(program, capacity_bytes)
     event, known = program.instructions.event, _known[identity][key]
-    shares = Resident(np.zeros(len(event)), np.zeros(len(event)))
+    shares = Resident(np.zeros(len(event)), np.ones(len(event)))
     for each, found in zip(shares, known, strict=True):
         each[event >= 0] = found
     return shares.of(positions)
@@ -229,7 +230,7 @@ def _codes(trace: Trace) -> np.ndarray:
 
 
 def _code(operation: Operation) -> object:
-    if classify(operation) == "gemm":
+    if classify(operation) in OF_SHAPES:
         return operation
     return operation.name, tuple(spec.dtype for spec in operation.input_tensors())
 

@@ -74,11 +74,11 @@ class Launch(_Section):
 
 
 class Cache(_Section):
-    """What the last-level cache does, measured by streaming over ever larger buffers.
+    """What the last-level cache does, measured by streaming over ever larger buffers, and by small kernels behind one.
 
     capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.residency`. miss_s_per_byte: what a byte
-    costs more when it comes from memory and not from the cache. code_miss_s: what a kernel takes more whose code does.
-    None where not measured.
+    costs more when it comes from memory and not from the cache. code_miss_s: what a call takes more whose kernel's code
+    does. None where not measured.
     """
 
     capacity_bytes: Positive | None = None

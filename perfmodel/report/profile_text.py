@@ -63,8 +63,8 @@ def _machine(profile: Profile) -> Table:
     if launch.waiting_gap_s:
         gaps = (f"{format_seconds(gap_s)} beside {n}" for n, gap_s in enumerate(launch.waiting_gap_s, 1))
         table.add_row("waiting streams", f"longer gaps: {', '.join(gaps)}")
-    if profile.cache.capacity_bytes is not None:
-        table.add_row("cache", _cache(profile.cache))
+    if profile.cache != Cache():
+        table.add_row("cache", _cache(profile))
     measured = [record for record in profile.kernels.values() if record.time_s is not None]
     grid = sum(record.origin == "grid" for record in measured)
     failed = len(profile.kernels) - len(measured)
@@ -80,11 +80,11 @@ def _machine(profile: Profile) -> Table:
     return table
 
 
-def _cache(cache: Cache) -> str:
-    holds = f"holds {format_bytes(cache.capacity_bytes or 0)}"
-    if cache.code_miss_s is None:
-        return holds
-    return f"{holds}; a kernel whose code it does not hold takes {format_seconds(cache.code_miss_s)} more"
+def _cache(profile: Profile) -> str:
+    holds, miss_s = f"holds {format_bytes(profile.cache_capacity_bytes)}", profile.cache.code_miss_s
+    return (
+        holds if miss_s is None else f"{holds}; a call whose code it does not hold takes {format_seconds(miss_s)} more"
+    )
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

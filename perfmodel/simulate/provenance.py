@@ -15,12 +15,13 @@ from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.units import format_bytes, format_share
+from perfmodel.units import format_bytes, format_seconds, format_share
 from perfmodel.workload.scenario import Scenario
 
 OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
 OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines
 OF_PIPELINES = ("pp ",)
+UNSTEADY = 1e-3  # ranks' steps differ by more
 ALONE_SINCE = (2, 12)  # torch posts single messages of pipelines by themselves
 
 
@@ -134,6 +135,16 @@ def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) ->
         yield (
             f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
             f"{profile.name}` names them"
+        )
+
+
+def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:
+    """steps_s: of ranks that send each other messages, which in the long run all take the same."""
+    shortest_s, longest_s = min(steps_s), max(steps_s)
+    if longest_s > (1 + UNSTEADY) * shortest_s:
+        yield (
+            f"ranks were still drifting apart after all steps that were simulated ({format_seconds(shortest_s)} to "
+            f"{format_seconds(longest_s)} a step); the longest is shown"
         )
 
 

@@ -228,14 +228,14 @@ def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple
 
 
 def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], profile: Profile) -> np.ndarray:
-    """Seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x kernels x (1 - code); data, code: shares
-    of both that it finds in the cache (:mod:`perfmodel.cost.residency`).
+    """Seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x (1 - code).
+
+    data, code: shares of both that it finds in the cache (:mod:`perfmodel.cost.residency`).
     """
     operation, code_miss_s = program.instructions.a[positions], profile.cache.code_miss_s or 0.0
     warm_s = np.array([cost.time_s for cost in costs])[operation]
     cold_s = np.array([cost.cold_time_s for cost in costs])[operation]
     if np.array_equal(warm_s, cold_s) and not code_miss_s:
         return np.asarray(warm_s)
-    kernels = np.array([cost.kernels for cost in costs])[operation]
     found = resident_shares(program, profile.cache_capacity_bytes, positions)
-    return np.asarray(cold_s - (cold_s - warm_s) * found.data + code_miss_s * kernels * (1 - found.code))
+    return np.asarray(cold_s - (cold_s - warm_s) * found.data + code_miss_s * (1 - found.code))

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder, measure_code_miss
 from calibrate.timing import Samples
 from perfmodel.cost.residency import alone_share
-from perfmodel.hardware.profile import Cache
+from perfmodel.hardware.profile import Cache, find_profile, load_profile
+from perfmodel.units import MIB
 
 MB = 1e6
 ROW = 12
@@ -52,3 +56,15 @@ def test_one_outlier_at_an_end_changes_nothing() -> None:
 
 def test_a_cache_that_cannot_be_seen_has_no_capacity() -> None:
     assert cache_from_ladder([1, 2, 3, 4, 5, 6], [1.0, 1.0, 1.0, 1.04, 1.04, 1.04], 1.0) == Cache()
+
+
+SWEEP = json.loads((Path(__file__).parent.parent / "data" / "cache" / "h200-code-miss.json").read_text())
+
+
+def test_code_of_an_h200_ages_as_its_data_does() -> None:
+    """What a call misses behind a flush of so many bytes, by the capacity that sums of vectors found there."""
+    cache = load_profile(find_profile("h200-sxm-x4")).cache
+    assert cache.code_miss_s == pytest.approx(statistics.median(SWEEP["readings_us"]) * 1e-6)
+    for flushed_mib, readings_us in SWEEP["by_flush_mib_us"].items():
+        gone = 1 - float(alone_share(int(flushed_mib) * MIB, cache.capacity_bytes))
+        assert statistics.median(readings_us) == pytest.approx(gone * cache.code_miss_s * 1e6, abs=0.06), flushed_mib

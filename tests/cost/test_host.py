@@ -468,10 +468,13 @@ def test_costs_follow_the_speed_of_the_host() -> None:
     profile = profile_of({"reference": 2000})
     assert host_slowness(profile, 3e-3) == pytest.approx(1.5)
     assert host_slowness(profile, None) == 1
-    wires = Interconnect(backend="nccl", host={"reference": CallRecord(time_s=1e-3)})
-    assert host_slowness(profile, None, wires) == pytest.approx(0.5)
-    assert host_slowness(profile, 3e-3, wires) == pytest.approx(1.5)
-    assert host_slowness(profile, None, Interconnect(backend="nccl")) == 1
+    assert host_slowness(profile, None, talks=True) == 1
+    together = [{"reference": CallRecord(time_s=time_s)} for time_s in (1e-3, 3e-3, 8e-3)]
+    wires = {str(number): Interconnect(backend="nccl", host=host) for number, host in enumerate([*together, {}])}
+    joined = profile.model_copy(update={"interconnects": wires})
+    assert host_slowness(joined, None, talks=True) == pytest.approx(1.5)
+    assert host_slowness(joined, 4e-3, talks=True) == pytest.approx(2)
+    assert host_slowness(joined, None) == 1
     assert host_slowness(profile_of({}), 3e-3) == 1
 
 

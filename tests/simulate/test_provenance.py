@@ -19,6 +19,7 @@ from perfmodel.simulate.provenance import (
     kernel_shares,
     kernel_warnings,
     message_assumptions,
+    unsteady_warnings,
 )
 from perfmodel.simulate.timeline import Communication
 from tests.report.synthetic import prediction, profile, timeline
@@ -88,6 +89,12 @@ def test_calls_of_fully_shard_that_were_not_measured_are_named(measured: dict[st
     (first, *others) = communication_warnings([Talk(sharded, [EXACT], [Route("w", wires)])], profile(), "w")
     assert "no waiting_gap_s" in first
     assert others == found
+
+
+def test_ranks_that_drift_apart_are_told_of() -> None:
+    (told,) = unsteady_warnings([1.0, 1.002])
+    assert "(1 s to 1.002 s a step)" in told
+    assert list(unsteady_warnings([1.0, 1.0005])) == list(unsteady_warnings([2.0])) == []
 
 
 def test_a_cpu_needs_neither_couplings_nor_memory() -> None:
