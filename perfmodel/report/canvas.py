@@ -35,9 +35,9 @@ def file_words(text: str) -> str:
     """As part of a file's name.
 
     >>> file_words("gpt-1.3b (node 1)")
-    'gpt-1.3b-node-1-'
+    'gpt-1.3b-node-1'
     """
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
 
 
 def wrapped(title: str, letters: float) -> str:
