@@ -1,4 +1,4 @@
-"""Pictures of the accuracy card: predicted against measured with the ±5 % band, and every case's error."""
+"""Pictures of the accuracy card: predicted against measured with the ±5 % band, and every case's error by class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 BAND = 0.05
 SHAPES = ("o", "s", "^", "D")  # the next, where classes have used all colours once
-MOST_ROWS = 50  # of errors, below each other
+ERRORS = (-80, -40, -20, -10, -5, -2, 0, 2, 5, 10, 20, 40, 80)  # ticks, %; beyond the band the scale is logarithmic
+STAGGERED = (0.0, 0.24, -0.24, 0.12, -0.12)  # of a row, so that equal errors do not hide each other
 PICTURES = {
     "step": ("step time", MS, "ms"),
     "peak_allocated": ("peak memory allocated", GIB, "GiB"),
@@ -27,16 +28,14 @@ PICTURES = {
 
 
 def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
-    """For each quantity of the card, write predicted against measured, and errors (of many cases in columns); then a
-    picture of each group of strategies.
+    """For each quantity of the card, write predicted against measured, and errors by class; then a picture of each
+    group of strategies.
     """
     saved = []
     for quantity, (title, _, _) in PICTURES.items():
         if card.statistics(quantity) is None:
             continue
         name = quantity.replace("_", "-")
-        count = sum(case.error(quantity) is not None for case in card.cases)
-        parts = [slice(start, start + MOST_ROWS) for start in range(0, count, MOST_ROWS)]
         saved.append(
             save_figure(
                 directory / f"{name}.png",
@@ -49,9 +48,8 @@ def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
             save_figure(
                 directory / f"{name}-errors.png",
                 f"{title}: predicted over measured, minus one",
-                (12 * len(parts), 2.5 + 0.36 * min(len(card.cases), MOST_ROWS)),
-                [partial(plot_errors, card, quantity, part=part) for part in parts],
-                beside=True,
+                (13, 2.5 + 0.45 * len(card.groups)),
+                [partial(plot_errors, card, quantity)],
             )
         )
     return saved + save_strategy_plots(card, directory)
@@ -98,25 +96,38 @@ def _plain_ticks(ax: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
-def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None, part: slice = slice(None)) -> Axes:
-    """Each case's signed error as a point in a row of its own, over the ±5 % band. part: of the cases."""
+def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
+    """Each case's signed error in the row of its class, held-out ones filled; linear in the ±5 % band, logarithmic
+    beyond.
+    """
     ax = axes_or_new(ax)
-    known = [case for case in card.cases if case.error(quantity) is not None]
-    cases = known[part]
+    rows: dict[str, list[tuple[float, Case]]] = {}
+    for case in card.cases:
+        if (error := case.error(quantity)) is not None:
+            rows.setdefault(case.group, []).append((error, case))
+    rows = {group: sorted(rows[group], key=lambda each: each[0]) for group in card.groups if group in rows}
     ax.axvspan(-100 * BAND, 100 * BAND, color="#EEEEEE")
     ax.axvline(0, color="black", linewidth=1)
-    for row, case in enumerate(cases):
-        error = case.error(quantity)
-        assert error is not None
-        colour, shape = _style(card, case.group)
-        ax.plot(100 * error, row, shape, markeredgecolor=colour, markerfacecolor=_fill(card, case), markersize=9)
-    ax.set_yticks(range(len(cases)), [f"{case.name}{' *' if case.split == 'held-out' else ''}" for case in cases])
-    ax.set_ylim(len(cases) - 0.4, -0.6)
-    farthest = max(abs(case.error(quantity) or 0.0) for case in known)
-    ax.set_xlim(-110 * max(BAND, farthest), 110 * max(BAND, farthest))
-    ax.set_xlabel("error, %; the band is ±5 %, filled and * are held out")
+    for row, cases in enumerate(rows.values()):
+        for number, (error, case) in enumerate(cases):
+            colour, shape = _style(card, case.group)
+            height = row + STAGGERED[number % len(STAGGERED)]
+            ax.plot(100 * error, height, shape, markeredgecolor=colour, markerfacecolor=_fill(card, case), markersize=8)
+    ax.set_yticks(range(len(rows)), [f"{group} ({len(cases)})" for group, cases in rows.items()])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    farthest = max(abs(error) for cases in rows.values() for error, _ in cases)
+    _error_axis(ax, 100 * max(BAND, farthest))
     ax.grid(axis="y", color="#DDDDDD", zorder=0)
     return ax
+
+
+def _error_axis(ax: Axes, farthest: float) -> None:
+    ax.set_xscale("symlog", linthresh=100 * BAND, linscale=1.2)
+    ax.set_xticks([tick for tick in ERRORS if abs(tick) <= farthest], minor=False)
+    ax.set_xticks([], minor=True)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set_xlim(-1.1 * farthest, 1.1 * farthest)
+    ax.set_xlabel("error, %; the band is ±5 %, filled: held out")
 
 
 def _style(card: Card, group: str) -> tuple[str, str]:

@@ -159,17 +159,15 @@ def test_predicted_against_measured() -> None:
     assert (corners[:, 1] / corners[:, 0]).max() == pytest.approx(1.05)
 
 
-def test_errors_of_every_case() -> None:
+def test_errors_stand_in_the_rows_of_their_classes() -> None:
     ax = plot_errors(CARD)
-    assert labels(ax) == ["a", "b *", "c *", "d"]
-    drawn = [line.get_xdata()[0] for line in ax.lines[1:]]
-    assert drawn == pytest.approx([1.0, -3.0, 5.0, -1.0])
-
-
-def test_errors_in_columns_share_their_scale() -> None:
-    left, right = (plot_errors(CARD, part=part) for part in (slice(0, 2), slice(2, 4)))
-    assert (labels(left), labels(right)) == (["a", "b *"], ["c *", "d"])
-    assert left.get_xlim() == right.get_xlim() == pytest.approx((-5.5, 5.5))
+    counts = [sum(case.group == group for case in CARD.cases) for group in CARD.groups]
+    assert labels(ax) == [f"{group} ({count})" for group, count in zip(CARD.groups, counts, strict=True)]
+    drawn = [(line.get_xdata()[0], CARD.groups[round(line.get_ydata()[0])]) for line in ax.lines[1:]]
+    expected = [(100 * (case.error("step") or 0.0), case.group) for case in CARD.cases]
+    assert sorted(drawn) == [(pytest.approx(error), group) for error, group in sorted(expected)]
+    assert ax.get_xlim() == pytest.approx((-5.5, 5.5))
+    assert ax.get_xticks().tolist() == [-5, -2, 0, 2, 5]
 
 
 def test_accuracy_files(tmp_path: Path) -> None:
