@@ -93,7 +93,7 @@ def cache_from_ladder(footprints_bytes: Sequence[float], times_s: Sequence[float
     as the model's linear fall-off has it.
 
     >>> cache_from_ladder([10, 20, 30, 60, 90, 120, 150, 180], [1, 1, 1, 1, 2, 3, 3, 3], 2.0)
-    Cache(capacity_bytes=60.0, miss_s_per_byte=1.0)
+    Cache(capacity_bytes=60.0, miss_s_per_byte=1.0, code_miss_s=None)
     """
     warm_s, cold_s = float(np.median(times_s[:PLATEAU])), float(np.median(times_s[-PLATEAU:]))
     if cold_s - warm_s < LEAST_DIFFERENCE * warm_s:

@@ -115,4 +115,4 @@ def test_measured_pipelines_whose_actions_are_known_have_pictures(tmp_path: Path
         Pair(measured_pipeline("no actions", actions=False), pipeline(), None),
         Pair(measured_pipeline("no pipeline"), prediction(), None),
     ]
-    assert [path.name for path in save_measured_pipelines(pairs, tmp_path)] == ["pipeline-a-again-.png"]
+    assert [path.name for path in save_measured_pipelines(pairs, tmp_path)] == ["pipeline-a-again.png"]
