@@ -144,13 +144,13 @@ class Measurement(_Section):
         return statistics.median(self.phases_s[phase])
 
     @property
-    def host_references_s(self) -> tuple[float, ...]:
+    def host_reference_of_ranks_s(self) -> tuple[float, ...]:
         """Of all ranks, which share the host."""
         return tuple(each for rank in self.ranks for each in rank.host_reference_s) or self.host_reference_s
 
     @property
     def median_host_reference_s(self) -> float | None:
-        return statistics.median(self.host_references_s) if self.host_references_s else None
+        return statistics.median(self.host_reference_of_ranks_s) if self.host_reference_of_ranks_s else None
 
     @property
     def spread(self) -> float:

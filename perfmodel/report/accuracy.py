@@ -205,7 +205,7 @@ def _case(pair: Pair) -> Case:
         profile=prediction.profile.name,
         versions=_versions(measurement.provenance),
         scenario_digest=workload_digest({key: value for key, value in measurement.scenario.items() if key != "name"}),
-        host_reference_s=measurement.host_references_s,
+        host_reference_s=measurement.host_reference_of_ranks_s,
         settings=settings_of(measurement.scenario),
         layout=layout_of(measurement.scenario),
         rank_peaks=rank_peaks(measurement, prediction.rank_memories),

@@ -13,7 +13,7 @@ from perfmodel.report.pipeline_ranks import (
     Computed,
     ComputedStep,
     bubble_share,
-    computing_share,
+    computing_s,
     measured_steps,
     predicted_steps,
     rank_stages,
@@ -62,7 +62,8 @@ def save_pipeline_plot(prediction: Prediction, path: Path, measurement: Measurem
     draw: list[Callable[[Axes], Axes]] = [partial(_draw_first, prediction, end_s=end_s)]
     if measurement is not None and measured:
         draw.append(partial(plot_measured_pipeline, measurement, prediction.scenario, end_s=end_s))
-    title = f"{prediction.scenario.name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
+    name = prediction.scenario.name if measurement is None else measurement.name
+    title = f"{name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
     rows = len(prediction.rank_timelines) * len(draw)
     return save_figure(path, title, (WIDTH_INCH, 1.6 + ROW_INCH * rows + ROOM_INCH * len(draw)), draw)
 
@@ -85,24 +86,23 @@ def plot_pipeline(prediction: Prediction, ax: Axes | None = None, end_s: float |
     steps = predicted_steps(prediction)
     step_s = prediction.step_time_s
     ax = _draw(steps, prediction.scenario, axes_or_new(ax), end_s)
+    computing = f"ranks run forwards and backwards in {format_share(computing_s(steps) / step_s, 1)} of it"
     bubbles = f"bubbles take {format_share(bubble_share(prediction), 1)}"
-    ax.set_title(f"predicted: step {format_seconds(step_s)}; {_computing(steps, step_s)}, {bubbles}")
+    ax.set_title(f"predicted: step {format_seconds(step_s)}; {computing}, {bubbles}")
     return ax
 
 
 def plot_measured_pipeline(
     measurement: Measurement, scenario: Scenario, ax: Axes | None = None, end_s: float | None = None
 ) -> Axes:
-    """The same of a measurement whose actions are known. scenario: what was measured."""
+    """The same of a measurement whose actions are known, which are those of one step: that may have taken longer than
+    the median. scenario: what was measured.
+    """
     steps = measured_steps(measurement)
-    step_s = measurement.median_step_s
     ax = _draw(steps, scenario, axes_or_new(ax), end_s)
-    ax.set_title(f"measured: step {format_seconds(step_s)} in the median; {_computing(steps, step_s)}")
+    computing = f"in the one drawn, ranks run forwards and backwards for {format_seconds(computing_s(steps))}"
+    ax.set_title(f"measured: step {format_seconds(measurement.median_step_s)} in the median; {computing}")
     return ax
-
-
-def _computing(steps: Sequence[ComputedStep], step_s: float) -> str:
-    return f"ranks run forwards and backwards in {format_share(computing_share(steps, step_s), 1)} of it"
 
 
 def _draw_first(prediction: Prediction, ax: Axes, end_s: float) -> Axes:

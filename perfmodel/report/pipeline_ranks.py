@@ -197,7 +197,6 @@ def _measured_step(rank: RankSamples, step_s: float) -> ComputedStep:
     return ComputedStep(last_s - step_s, last_s, tuple(computed))
 
 
-def computing_share(steps: Sequence[ComputedStep], step_time_s: float) -> float:
-    """Of the step, over all ranks, the share in which they run forwards and backwards."""
-    seconds = sum(each.duration_s for step in steps for each in step.computed if each.kind != OPTIMIZER)
-    return seconds / (len(steps) * step_time_s)
+def computing_s(steps: Sequence[ComputedStep]) -> float:
+    """Seconds for which a rank runs forwards and backwards, the mean over all."""
+    return sum(each.duration_s for step in steps for each in step.computed if each.kind != OPTIMIZER) / len(steps)

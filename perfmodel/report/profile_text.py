@@ -82,9 +82,8 @@ def _machine(profile: Profile) -> Table:
 
 def _cache(profile: Profile) -> str:
     holds, miss_s = f"holds {format_bytes(profile.cache_capacity_bytes)}", profile.cache.code_miss_s
-    return (
-        holds if miss_s is None else f"{holds}; a call whose code it does not hold takes {format_seconds(miss_s)} more"
-    )
+    misses = "" if miss_s is None else f"; a call whose code it does not hold takes {format_seconds(miss_s)} more"
+    return holds + misses
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -114,7 +114,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) -> Iterator[str]:
-    """Kernels that were not measured, or not well.
+    """Kernels that were not measured, or not well, and what profiles of before lack.
 
     kernels: of each rank of a pipeline in order, of which the worst is told; else of one rank.
     """
@@ -135,6 +135,11 @@ def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) ->
         yield (
             f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
             f"{profile.name}` names them"
+        )
+    if profile.cache.capacity_bytes is not None and profile.cache.code_miss_s is None:
+        yield (
+            "the profile has no cache.code_miss_s (the code of kernels is taken to stay cached): measure it with "
+            "`perfmodel calibrate --only cache`"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.groups import Route
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
-from perfmodel.hardware.profile import Launch
+from perfmodel.hardware.profile import Cache, Launch
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
 from perfmodel.simulate.provenance import (
     Talk,
@@ -166,6 +166,16 @@ def test_the_worst_rank_is_told() -> None:
     (rank,) = kernel_warnings([good, curves], profile())
     assert rank.startswith("6 % of the device time of rank 1 is from fitted curves")
     assert list(kernel_warnings([good, good], profile())) == []
+
+
+def test_a_cache_whose_misses_of_code_were_not_measured_is_told_of() -> None:
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    of_before, known = (
+        profile().model_copy(update={"cache": Cache(capacity_bytes=1.0, code_miss_s=miss_s)}) for miss_s in (None, 0.0)
+    )
+    (told,) = kernel_warnings([good], of_before)
+    assert "no cache.code_miss_s" in told
+    assert list(kernel_warnings([good], known)) == []
 
 
 @pytest.mark.parametrize(
