@@ -89,13 +89,13 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     return shares.of(positions)
 
 
-def alone_share(own_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:
-    """Share of its bytes that a launch finds in the cache when it follows itself: h_j with D_j = 0.
+def held_share(passed_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:
+    """h of what came so many bytes ago, its own among them: D + own.
 
-    >>> float(alone_share(15.0, 10.0))
+    >>> float(held_share(15.0, 10.0))
     0.5
     """
-    beyond = np.maximum(0.0, np.asarray(own_bytes) - capacity_bytes)
+    beyond = np.maximum(0.0, np.asarray(passed_bytes) - capacity_bytes)
     return np.asarray(np.clip(1 - beyond / capacity_bytes, 0.0, 1.0))
 
 
@@ -192,15 +192,15 @@ def _data_shares(
     launch: np.ndarray, blocks: np.ndarray, sizes: np.ndarray, own: np.ndarray, capacity: float
 ) -> np.ndarray:
     """Relative share of each launch. launch, blocks, sizes: of every touch, in order. own: bytes of each launch."""
-    held = _held(_bytes_between(launch, blocks, own) + own[launch], capacity)
+    held = held_share(_bytes_between(launch, blocks, own) + own[launch], capacity)
     found = np.bincount(launch, weights=held * sizes, minlength=len(own))
-    alone = alone_share(own, capacity) * own
+    alone = held_share(own, capacity) * own
     return np.where(own > 0, np.divide(found, alone, out=np.zeros(len(own)), where=alone > 0), 1.0)
 
 
 def _code_shares(codes: np.ndarray, own: np.ndarray, capacity: float) -> np.ndarray:
     """codes: of each launch."""
-    return _held(_bytes_between(np.arange(len(codes)), codes, own), capacity)
+    return held_share(_bytes_between(np.arange(len(codes)), codes, own), capacity)
 
 
 def _bytes_between(launch: np.ndarray, names: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -212,10 +212,6 @@ def _bytes_between(launch: np.ndarray, names: np.ndarray, own: np.ndarray) -> np
     between = np.full(len(names), np.inf)
     between[here] = (until - own)[launch[here]] - until[launch[before]]
     return between
-
-
-def _held(passed_bytes: np.ndarray, capacity: float) -> np.ndarray:
-    return np.asarray(np.clip(1 - np.maximum(0.0, passed_bytes - capacity) / capacity, 0.0, 1.0))
 
 
 def _codes(trace: Trace) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder, measure_code_miss
 from calibrate.timing import Samples
-from perfmodel.cost.residency import alone_share
+from perfmodel.cost.residency import held_share
 from perfmodel.hardware.profile import Cache, find_profile, load_profile
 from perfmodel.units import MIB
 
@@ -43,7 +43,7 @@ def test_a_code_miss_is_never_less_than_nothing() -> None:
 
 def test_the_models_own_ladder_gives_its_capacity_back() -> None:
     footprints = [count * CALL_BYTES for count in SETS]
-    times_s = [1e-6 + CALL_BYTES * (1 - float(alone_share(size, 40 * MB))) / 4e12 for size in footprints]
+    times_s = [1e-6 + CALL_BYTES * (1 - float(held_share(size, 40 * MB))) / 4e12 for size in footprints]
     found = cache_from_ladder(footprints, times_s, CALL_BYTES)
     assert found.capacity_bytes == pytest.approx(40 * MB)
     assert found.miss_s_per_byte == pytest.approx(1 / 4e12)
@@ -66,5 +66,5 @@ def test_code_of_an_h200_ages_as_its_data_does() -> None:
     cache = load_profile(find_profile("h200-sxm-x4")).cache
     assert cache.code_miss_s == pytest.approx(statistics.median(SWEEP["readings_us"]) * 1e-6)
     for flushed_mib, readings_us in SWEEP["by_flush_mib_us"].items():
-        gone = 1 - float(alone_share(int(flushed_mib) * MIB, cache.capacity_bytes))
+        gone = 1 - float(held_share(int(flushed_mib) * MIB, cache.capacity_bytes))
         assert statistics.median(readings_us) == pytest.approx(gone * cache.code_miss_s * 1e6, abs=0.06), flushed_mib

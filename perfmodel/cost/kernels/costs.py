@@ -11,7 +11,7 @@ from perfmodel.cost.kernels.curves import predict_times_s
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
-from perfmodel.cost.residency import alone_share
+from perfmodel.cost.residency import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
 from perfmodel.hardware.profile import KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
@@ -131,7 +131,7 @@ def _cold_time_s(
     miss_s_per_byte, capacity_bytes = profile.cache.miss_s_per_byte, profile.cache_capacity_bytes
     if source == "roofline" or miss_s_per_byte is None or capacity_bytes <= 0:
         return time_s
-    hits = least_bytes(operation) * float(alone_share(footprint_bytes(operation), capacity_bytes))
+    hits = least_bytes(operation) * float(held_share(footprint_bytes(operation), capacity_bytes))
     return time_s + hits * miss_s_per_byte
 
 
