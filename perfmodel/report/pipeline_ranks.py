@@ -180,7 +180,7 @@ def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]
 def measured_steps(measurement: Measurement) -> list[ComputedStep]:
     """Of each rank; empty where any rank's actions are not known. Behind the last action stands the optimizer as it is
     in the median, since actions are written down of one step and without it; a step begins a median step before its
-    end.
+    end, or with its first action, where it took longer.
     """
     if not all(rank.actions for rank in measurement.ranks):
         return []
@@ -189,12 +189,12 @@ def measured_steps(measurement: Measurement) -> list[ComputedStep]:
 
 def _measured_step(rank: RankSamples, step_s: float) -> ComputedStep:
     computed = [Computed(each.kind, each.stage, each.micro_batch, each.start_s, each.end_s) for each in rank.actions]
-    last_s = max(each.end_s for each in computed)
+    first_s, last_s = min(each.start_s for each in computed), max(each.end_s for each in computed)
     if OPTIMIZER in rank.phases_s:
         end_s = last_s + statistics.median(rank.phases_s[OPTIMIZER])
         computed.append(Computed(OPTIMIZER, -1, -1, last_s, end_s))
         last_s = end_s
-    return ComputedStep(last_s - step_s, last_s, tuple(computed))
+    return ComputedStep(min(last_s - step_s, first_s), last_s, tuple(computed))
 
 
 def computing_s(steps: Sequence[ComputedStep]) -> float:

@@ -107,6 +107,11 @@ def test_measured_actions_have_the_optimizer_behind_them() -> None:
     assert (last.start_s / US, last.end_s / US) == pytest.approx((23 - 30, 23))
 
 
+def test_a_step_that_took_longer_than_the_median_begins_with_its_first_action() -> None:
+    first, last = measured_steps(measured_pipeline(step_s=(20 * US,) * 8))
+    assert (first.start_s / US, last.start_s / US) == pytest.approx((4, 23 - 20))
+
+
 def test_measured_actions_of_all_ranks_or_none() -> None:
     known = measured_pipeline()
     missing = known.model_copy(update={"ranks": (known.ranks[0], known.ranks[1].model_copy(update={"actions": ()}))})
