@@ -22,6 +22,7 @@ from perfmodel.simulate.provenance import (
     kernel_shares,
     kernel_warnings,
     message_assumptions,
+    retry_warnings,
     unsteady_warnings,
 )
 from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
@@ -117,6 +118,7 @@ def predict(
         warnings=(
             *_warnings([each.kernels for each in figures.values()], together, profile, scenario),
             *unsteady_warnings([timelines[at].step_time_s for at in along]),
+            *retry_warnings(memories),
         ),
     )
 

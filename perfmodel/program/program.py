@@ -143,6 +143,11 @@ class Program:
         return _columns(self.trace.steady, self.runs, self.edits)
 
     @cached_property
+    def first_instructions(self) -> Instructions:
+        """Columns of the first step."""
+        return _columns(self.trace.first, self.first_runs, self.first_edits)
+
+    @cached_property
     def modules(self) -> np.ndarray:
         """For each instruction the innermost module it runs in (index into the trace's modules), -1 outside."""
         columns = self.instructions

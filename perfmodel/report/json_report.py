@@ -27,7 +27,11 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most
     (``rank``; null where all take the same); ``memory.ranks`` has one entry for each distinct rank, ``first_step``
     creates the optimizer states, ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1)
-    and what it may reach (null where nothing is rebuilt). ``pipeline`` is null without one; its ``blocks`` are the
+    and what it may reach (null where nothing is rebuilt). Where it does not fit, these peaks are those reached before;
+    ``out_of_memory`` says what a device without a limit would have in use (``needed_bytes``), how much of that is
+    missing, and which request is refused: ``step`` (from 1; 0 while the model is built), ``phase``, ``operator``, what
+    it ``holds``. ``retries`` of the allocator are of all steps until then, ``step_retries`` of each later step, whose
+    time is predicted without them. ``pipeline`` is null without one; its ``blocks`` are the
     repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
     are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
     ``assumptions`` in words.
@@ -44,7 +48,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "mfu": mfu(prediction),
         "clock": None if prediction.clock is None else _clock(prediction.clock),
         "memory": None if memory is None else _memory(prediction, memory),
-        "fits": None if memory is None else memory.fits,
+        "fits": prediction.fits,
         "breakdown": prediction.breakdown,
         "pipeline": _pipeline(prediction) if prediction.rank_timelines else None,
         "communication_bytes": prediction.communication_bytes,
@@ -91,9 +95,27 @@ def _memory(prediction: Prediction, memory: MemoryTimeline) -> dict[str, Any]:
         **_rank(memory),
         "allocated_at_peak_bytes": {kind.name.lower(): held for kind, held in memory.peak_kind_bytes.items()},
         "retries": memory.retries,
+        "step_retries": memory.step_retries,
+        "out_of_memory": None if memory.fits else _out_of_memory(memory),
         "first_step": _peaks(memory.first),
         "rebuild_step": None if rebuilding is None else {"step": memory.rebuild_step, **_peaks(rebuilding)},
         "ranks": [{"rank": rank, **_rank(each)} for rank, each in sorted(distinct.values(), key=lambda row: row[0])],
+    }
+
+
+def _out_of_memory(memory: MemoryTimeline) -> dict[str, Any]:
+    refused, place = memory.out_of_memory, memory.place
+    assert refused is not None
+    assert place is not None
+    return {
+        "needed_bytes": memory.needed_bytes,
+        "missing_bytes": memory.missing_bytes,
+        **asdict(place),
+        "holds": place.holds.name.lower(),
+        "requested_bytes": refused.requested_bytes,
+        "allocated_bytes": refused.allocated_bytes,
+        "reserved_bytes": refused.reserved_bytes,
+        "limit_bytes": refused.limit_bytes,
     }
 
 

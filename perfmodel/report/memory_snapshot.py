@@ -7,20 +7,19 @@ building of the model to the end of the last step, with the operator and module 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from perfmodel.errors import PerfModelError
 from perfmodel.files import write_atomically
-from perfmodel.program.program import PhaseRun, Program
+from perfmodel.program.program import Program
 from perfmodel.report.pipeline_ranks import with_largest_memory
 from perfmodel.simulate.allocator import SegmentEvent, SegmentState
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+from perfmodel.simulate.request_place import OUTSIDE_STEPS, Caller, callers, step_of
+from perfmodel.workload.trace_file import StorageKind
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads
 NO_CATEGORY = "unknown"  # the viewer wants one entry of it once categories are used
@@ -94,10 +93,13 @@ def _ending(memory: MemoryTimeline, segments: Iterator[SegmentEvent]) -> Iterato
     """What a request that did not fit gave back in vain, and the request."""
     for event in segments:
         yield _entry(*event, [])
-    error = memory.out_of_memory
-    if error is not None:
-        free_bytes = error.limit_bytes - error.reserved_bytes
-        yield _entry("oom", 0, error.requested_bytes, error.stream, []) | {"device_free": free_bytes}
+    error, place = memory.out_of_memory, memory.place
+    if error is not None and place is not None:
+        free_bytes = max(error.limit_bytes - error.reserved_bytes, 0)
+        frames = _OUTSIDE.get(memory.stopped_in or "") or _frames(
+            Caller(place.operator, place.module), _phase_text(place.phase, place.micro_batch)
+        )
+        yield _entry("oom", 0, error.requested_bytes, error.stream, frames) | {"device_free": free_bytes}
 
 
 def _entry(action: str, address: int, size: int, stream: int, frames: Frames) -> Entry:
@@ -116,39 +118,29 @@ _OUTSIDE = {
 
 def _stacks(program: Program, part: str) -> list[Frames]:
     """For each instruction of the part's step: the operator it belongs to, the module or autograd node, the phase."""
-    if part in ("model", "wrapping"):
+    if part in OUTSIDE_STEPS:
         return []
-    trace = program.trace
-    if part == "first":
-        return _stacks_of_runs(trace, trace.first, program.first_runs)
-    return _stacks_of_runs(trace, trace.steady, program.runs)
-
-
-def _stacks_of_runs(trace: Trace, events: StepEvents, runs: Sequence[PhaseRun]) -> list[Frames]:
+    events, runs = step_of(program, part)
     stacks: list[Frames] = []
     for run in runs:
-        place = run.phase if run.micro_batch < 0 else f"{run.phase} of micro-batch {run.micro_batch}"
-        part = slice(run.segment.start, run.segment.stop)
-        stacks += _stacks_of_segment(trace, events.kind[part], events.a[part], place)
+        place = _phase_text(run.phase, run.micro_batch)
+        segment = slice(run.segment.start, run.segment.stop)
+        known: dict[Caller, Frames] = {}
+        for caller in callers(program.trace, events.kind[segment], events.a[segment]):
+            if caller not in known:
+                known[caller] = _frames(caller, place)
+            stacks.append(known[caller])
     return stacks
 
 
-def _stacks_of_segment(trace: Trace, kinds: np.ndarray, numbers: np.ndarray, place: str) -> Iterator[Frames]:
-    modules: list[str] = []
-    node = ""
-    frames = [_frame("outside any operator", place)]
-    for kind, number in zip(kinds.tolist(), numbers.tolist(), strict=True):
-        if kind == EventKind.MODULE_ENTER:
-            modules.append(trace.modules[number][0])
-        elif kind == EventKind.MODULE_EXIT and modules:
-            modules.pop()
-        elif kind == EventKind.NODE:
-            node = trace.nodes[number]
-        elif kind == EventKind.OP:
-            caller = node or (modules[-1] if modules else "")
-            frames = [_frame(trace.operations[number].name, place)]
-            frames += [_frame(caller, place)] if caller else []
-        yield frames
+def _phase_text(phase: str, micro_batch: int) -> str:
+    return phase if micro_batch < 0 else f"{phase} of micro-batch {micro_batch}"
+
+
+def _frames(caller: Caller, place: str) -> Frames:
+    if not caller.operator:
+        return [_frame("outside any operator", place)]
+    return [_frame(name, place) for name in caller if name]
 
 
 def _segment(segment: SegmentState, frames_at: dict[int, Frames]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.program.program import COMPUTE
 from perfmodel.report.canvas import COLOURS, OTHER_COLOUR, axes_or_new, save_figure, wrapped
+from perfmodel.report.memory_text import shortage_text
 from perfmodel.report.operators import seconds_by_kind, use_by_operation
 from perfmodel.report.pipeline_plot import save_pipeline_plot
 from perfmodel.report.pipeline_ranks import computed_stretches, largest_rank, on_rank, with_largest_memory
@@ -282,7 +283,8 @@ def _draw_roofs(ax: Axes, prediction: Prediction, shown: list[KernelUse]) -> Non
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates). Of ranks
-    that differ, one that the title names: see :func:`~perfmodel.report.pipeline_ranks.with_largest_memory`.
+    that differ, one that the title names: see :func:`~perfmodel.report.pipeline_ranks.with_largest_memory`. A step that
+    does not fit is drawn as on a device without a limit, with a line at the most that this one could reserve.
 
     Raises
     ------
@@ -295,7 +297,9 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     if memory is None:
         raise ValueError("this prediction has no memory timeline")
     ax = axes_or_new(ax)
-    x, x_end, x_label = _memory_axis(prediction, memory)
+    title, refused = _memory_title(prediction, memory), memory.out_of_memory
+    memory = memory.unlimited or memory
+    x = _host_time_s(prediction, memory) / MS
     kinds = [kind for kind in StorageKind if memory.kind_bytes[kind].any()]
     held = memory.kind_bytes[kinds] / GIB
     labels = [_words(kind.name.lower()) for kind in kinds]
@@ -306,35 +310,27 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     ax.step(x, memory.reserved_bytes / GIB, where="post", color="black", linestyle="--", label="reserved")
     peak = int(np.argmax(memory.allocated_bytes))
     ax.plot(x[peak], memory.allocated_bytes[peak] / GIB, "o", color="black", markersize=7)
-    title = _memory_title(prediction, memory)
+    if refused is not None:
+        ax.axhline(refused.limit_bytes / GIB, color="firebrick", linewidth=2, label="most this device can reserve")
     most = "" if rank == largest else f"\nrank {largest} takes most"
     ax.set_title(title if rank is None else f"rank {rank}: {title}{most}")
-    ax.set_xlim(0, x_end)
+    ax.set_xlim(0, max(float(x[-1]), 1e-9))
     ax.set_ylim(0, 1.15 * float(max(memory.reserved_bytes.max(), 1)) / GIB)
-    ax.set_xlabel(x_label)
+    ax.set_xlabel("ms since the host began the step")
     ax.set_ylabel("GiB")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, frameon=False)
     return ax
 
 
 def _memory_title(prediction: Prediction, memory: MemoryTimeline) -> str:
-    device = format_bytes(prediction.profile.device.memory_bytes)
     if not memory.fits:
-        return f"does not fit in {device}; up to where it stops"
+        return f"does not fit: {shortage_text(memory, prediction.profile.device.memory_bytes)}"
+    device = format_bytes(prediction.profile.device.memory_bytes)
     return (
         f"peak {format_bytes(memory.peak_allocated_bytes)} allocated, "
         f"{format_bytes(memory.peak_reserved_bytes)} reserved, "
         f"{format_bytes(memory.device_bytes)} of {device} in use"
     )
-
-
-def _memory_axis(prediction: Prediction, memory: MemoryTimeline) -> tuple[np.ndarray, float, str]:
-    """Where each sample stands, where the axis ends, its label: the host's clock, or requests if it did not fit."""
-    if not memory.fits:
-        count = len(memory.event)
-        return np.arange(count), float(max(count - 1, 1)), f"allocations and frees ({memory.stopped_in} part)"
-    times_ms = _host_time_s(prediction, memory) / MS
-    return times_ms, max(float(times_ms[-1]), 1e-9), "ms since the host began the step"
 
 
 def _host_time_s(prediction: Prediction, memory: MemoryTimeline) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,14 +10,13 @@ from rich.text import Text
 
 from perfmodel.cost.power import Clock
 from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
+from perfmodel.report.memory_text import Row, memory_rows
 from perfmodel.report.pipeline_ranks import (
     RankShare,
     bubble_share,
-    largest_rank,
     on_rank,
     rank_shares,
 )
-from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
@@ -108,20 +107,39 @@ def _micro_batches(pipeline: PipelineSection) -> str:
 
 
 def _answer(prediction: Prediction) -> Table:
+    """Figures with what is to be known of them. Where the step does not fit, memory comes first, and times are those of
+    a device with more; where the allocator fills the device in every step, they are too short.
+    """
     low_s, high_s = prediction.interval_s
     table = _grid()
-    interval = f"{format_seconds(low_s)} to {format_seconds(high_s)} (90 %, uncalibrated)"
-    table.add_row("step time", Text(format_seconds(prediction.step_time_s), style="bold"), interval)
-    table.add_row(
-        "synced step", format_seconds(prediction.timeline.synced_step_time_s), "with a synchronisation after each step"
-    )
-    table.add_row("throughput", *_throughput(prediction))
-    table.add_row("MFU", *_mfu(prediction))
+    fits, retries = prediction.fits is not False, prediction.step_retries
+    if not fits:
+        _add_rows(table, memory_rows(prediction))
+    if retries:
+        interval = f"and {_retries(retries)} a step, which are not predicted"
+    else:
+        interval = f"{format_seconds(low_s)} to {format_seconds(high_s)} (90 %, uncalibrated)"
+    bound = "over " if retries else ""
+    step_time = Text(f"{bound}{format_seconds(prediction.step_time_s)}", style="bold")
+    table.add_row("step time", step_time, interval if fits else f"{interval}, with enough memory")
+    synced = f"{bound}{format_seconds(prediction.timeline.synced_step_time_s)}"
+    table.add_row("synced step", synced, "with a synchronisation after each step")
+    bound = "under " if retries else ""
+    _add_rows(table, [("throughput", *_throughput(prediction, bound)), ("MFU", *_mfu(prediction, bound))])
     if prediction.clock is not None:
         table.add_row("clock", *_clock(prediction.clock))
-    for row in _memory(prediction):
-        table.add_row(*row)
+    if fits:
+        _add_rows(table, memory_rows(prediction))
     return table
+
+
+def _add_rows(table: Table, rows: Iterable[Row]) -> None:
+    for row in rows:
+        table.add_row(*row)
+
+
+def _retries(count: int) -> str:
+    return f"{count} allocator {'retry' if count == 1 else 'retries'}"
 
 
 def _grid() -> Table:
@@ -130,20 +148,20 @@ def _grid() -> Table:
     return table
 
 
-def _throughput(prediction: Prediction) -> tuple[str, str]:
+def _throughput(prediction: Prediction, bound: str) -> tuple[str, str]:
     samples_per_s = throughput_samples_per_s(prediction)
     length = prediction.scenario.batch.sequence_length
     tokens = "" if length is None else f"{samples_per_s * length:,.0f} tokens/s"
     shown = f"{samples_per_s:,.0f}" if samples_per_s >= 1000 else f"{samples_per_s:.4g}"
-    return f"{shown} samples/s", tokens
+    return f"{bound}{shown} samples/s", tokens and f"{bound}{tokens}"
 
 
-def _mfu(prediction: Prediction) -> tuple[str, str]:
+def _mfu(prediction: Prediction, bound: str) -> tuple[str, str]:
     value, peak = mfu(prediction), peak_flops_per_s(prediction)
     if value is None or peak is None:
         return "unknown", "no datasheet peak in the profile"
     per_cent = f"{100 * value:.1f}" if value >= LEAST_SHARE or value == 0 else f"{100 * value:.2g}"
-    return f"{per_cent} %", f"of {format_flops_per_s(peak)}"
+    return f"{bound}{per_cent} %", f"of {format_flops_per_s(peak)}"
 
 
 def _clock(clock: Clock) -> tuple[str, str]:
@@ -154,42 +172,6 @@ def _clock(clock: Clock) -> tuple[str, str]:
 
 def _ghz(clock_hz: float) -> str:
     return f"{clock_hz / 1e9:.4g} GHz"
-
-
-def _memory(prediction: Prediction) -> list[tuple[str, Text | str, str]]:
-    memory = prediction.largest_memory
-    if memory is None:
-        return [("memory", "not predicted", "on a CPU")]
-    device, rank = format_bytes(prediction.profile.device.memory_bytes), largest_rank(prediction)
-    where = "" if rank is None else f"rank {rank}: "
-    if memory.out_of_memory is not None:
-        return [("memory", Text("does not fit", style="bold red"), f"{where}{_refusal(memory, device)}")]
-    allocated, reserved = format_bytes(memory.peak_allocated_bytes), format_bytes(memory.peak_reserved_bytes)
-    retries = f", {memory.retries} retries: time not predicted" if memory.retries else ""
-    whose = f"{reserved} reserved{on_rank(rank)}"
-    rows: list[tuple[str, Text | str, str]] = [("memory", f"{allocated} allocated", whose)]
-    if memory.rebuilding is not None:
-        most = format_bytes(memory.rebuilding.peak_allocated_bytes)
-        rows.append((f"step {memory.rebuild_step}", f"up to {most}", "allocated, while buckets are rebuilt"))
-    rows.append(("fits", "yes", f"{format_bytes(memory.device_bytes)} of {device} in use{retries}"))
-    return rows
-
-
-def _refusal(memory: MemoryTimeline, device: str) -> str:
-    refused = memory.out_of_memory
-    assert refused is not None
-    where = {
-        "model": "while the model is built",
-        "wrapping": "while the model is wrapped",
-        "first": "in the first step",
-        "early": "before buckets are rebuilt",
-        "rebuilding": f"in step {memory.rebuild_step}, while buckets are rebuilt",
-        "steady": "in a later step",
-    }
-    return (
-        f"{format_bytes(refused.requested_bytes)} more are asked for {where[memory.stopped_in or 'steady']}, "
-        f"with {format_bytes(refused.reserved_bytes)} of {device} reserved"
-    )
 
 
 def _bottleneck(prediction: Prediction) -> Text:

@@ -9,14 +9,14 @@ given to ``record_stream`` (fully_shard gives none): what is freed serves its ow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from perfmodel.hardware.measurement import StepMemory
-from perfmodel.hardware.profile import Profile
+from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
 from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
@@ -29,6 +29,8 @@ from perfmodel.simulate.memory_actions import (
     persistent_actions,
     with_inserted,
 )
+from perfmodel.simulate.request_place import OUTSIDE_STEPS, RequestPlace, request_place
+from perfmodel.simulate.temporaries import Script
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
 
 MOST_STEADY_STEPS = 4
@@ -59,6 +61,8 @@ class MemoryTimeline:
     ----------
     event : ndarray of int
         Index into ``program.instructions`` of each sample; the first sample (event 0) is what the step starts with.
+        Where memory runs out in the first step, the index is into ``program.first_instructions``; while the model is
+        built or wrapped, it is 0.
     allocated_bytes, reserved_bytes : ndarray of int
         After that event. Allocated counts whole blocks.
     kind_bytes : ndarray of int
@@ -72,11 +76,14 @@ class MemoryTimeline:
     outside_bytes : int
         Device memory outside the allocator: the context, and communicators.
     retries : int
-        Times the device was full and cached segments were given back: each waits for the device, so a time predicted
-        without them is too short.
+        Times the device was full and cached segments were given back.
+    step_retries : int
+        Those of the last step: each waits for the device, so a time predicted without them is too short.
     out_of_memory : OutOfMemoryError or None
         The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
-        ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``).
+        ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``, and ``place`` what asked for it).
+    unlimited : MemoryTimeline or None
+        Where it does not fit, the same on a device without a limit: how much would be needed in all.
     history : tuple of (str, MemoryColumns)
         Everything that was asked, in order: ``model`` (and its inputs), ``first``, then ``steady`` once or more;
         ``wrapping`` is what a strategy asks for outside steps, ``rebuilding`` a step as in ``rebuilding`` and ``early``
@@ -95,10 +102,13 @@ class MemoryTimeline:
     steady: StepMemory
     outside_bytes: int
     retries: int
+    step_retries: int
     out_of_memory: OutOfMemoryError | None
     stopped_in: str | None
     history: tuple[tuple[str, MemoryColumns], ...]
     allocator: CachingAllocator
+    place: RequestPlace | None = None
+    unlimited: MemoryTimeline | None = None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -119,6 +129,18 @@ class MemoryTimeline:
     @property
     def fits(self) -> bool:
         return self.out_of_memory is None
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the device would have in use at its peak if it had no limit."""
+        return (self.unlimited or self).device_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """By how much the device is too small for that; 0 where everything fits."""
+        if self.out_of_memory is None:
+            return 0
+        return self.needed_bytes - (self.out_of_memory.limit_bytes + self.outside_bytes)
 
     @property
     def peak_kind_bytes(self) -> dict[StorageKind, int]:
@@ -150,36 +172,51 @@ def simulate_memory(
     Returns
     -------
     MemoryTimeline
-        Complete, or up to the request that did not fit.
+        Complete, or up to the request that did not fit and, in ``unlimited``, complete as if the device had no limit.
     """
     outside_bytes = profile.memory.context_bytes + communicators_bytes
     limit = profile.device.memory_bytes - outside_bytes if profile.device.memory_bytes else None
-    walk = _Walk(program, profile, matmul_tf32, CachingAllocator(limit), outside_bytes)
-    try:
-        walk.run()
-    except OutOfMemoryError as error:
-        return walk.timeline(error)
-    return walk.timeline()
+    scripts = memory_scripts(program.operations, profile, matmul_tf32)
+
+    def walked(limit_bytes: int | None) -> MemoryTimeline:
+        return _Walk(program, scripts, profile.memory, CachingAllocator(limit_bytes), outside_bytes).walked()
+
+    found = walked(limit)
+    return found if found.fits else replace(found, unlimited=walked(None))
 
 
 class _Walk:
     """The state of one walk through the model's construction, the first step and steady ones."""
 
     def __init__(
-        self, program: Program, profile: Profile, matmul_tf32: bool, allocator: CachingAllocator, outside_bytes: int
+        self,
+        program: Program,
+        scripts: Sequence[Script],
+        constants: MemoryConstants,
+        allocator: CachingAllocator,
+        outside_bytes: int,
     ) -> None:
         self._program = program
         self._outside_bytes = outside_bytes
         self._allocator = allocator
-        scripts = memory_scripts(program.operations, profile, matmul_tf32)
-        self._writer = ActionWriter(program.trace, scripts, profile.memory)
+        self._writer = ActionWriter(program.trace, scripts, constants)
         self._sizes = _storage_bytes(program.trace)
         self._address_of: dict[int | tuple[int, int], int] = {}
         self._micro_batch = -1
+        self._retries_before = 0  # the last step
         self._history: list[tuple[str, MemoryColumns]] = []
         self._steps: dict[str, StepMemory] = {}  # by part, the last of each
+        self._refused: tuple[int, StorageKind, bool] | None = None  # event, what it holds, whether a strategy asked
 
-    def run(self) -> None:
+    def walked(self) -> MemoryTimeline:
+        """The timeline of everything, or of what came before the request that did not fit."""
+        try:
+            self._run()
+        except OutOfMemoryError as error:
+            return self._timeline(error)
+        return self._timeline()
+
+    def _run(self) -> None:
         trace = self._program.trace
         self._build()
         self._step("first", trace.first, self._program.first_runs, self._program.first_edits)
@@ -221,7 +258,7 @@ class _Walk:
 
     def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]) -> None:
         allocator = self._allocator
-        before = allocator.allocated_bytes
+        before, self._retries_before = allocator.allocated_bytes, allocator.retries
         allocator.reset_peaks()
         try:
             self._part(part, self._actions(events, runs, edits))
@@ -272,6 +309,7 @@ class _Walk:
         allocate, free, micro_batch = allocator.allocate, allocator.free, self._micro_batch
         in_flight = self._program.in_flight
         addresses, allocated, reserved = log.address, log.allocated_bytes, log.reserved_bytes
+        done = len(addresses)
         try:
             for request_bytes, slot, stream in zip(actions.request_bytes, actions.slot, actions.stream, strict=True):
                 key = (slot, micro_batch) if in_flight and (slot < 0 or slot in in_flight) else slot
@@ -286,6 +324,11 @@ class _Walk:
                 addresses.append(address)
                 allocated.append(allocator.allocated_bytes)
                 reserved.append(allocator.reserved_bytes)
+        except OutOfMemoryError:
+            refused = len(addresses) - done
+            kind, is_inserted = StorageKind(actions.kind[refused]), self._writer.is_inserted(actions.slot[refused])
+            self._refused = max(actions.event[refused] + start, min(start, 0)), kind, is_inserted
+            raise
         finally:
             log.note(actions, start)
 
@@ -298,17 +341,16 @@ class _Walk:
             self._allocator.free(address)
         return address
 
-    def timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
+    def _timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
         """What came of it; the samples are those of the last part that ran."""
         part, columns = self._history[-1]
-        traced = np.flatnonzero(self._program.instructions.event >= 0)
         held, reserved_bytes = _held_after(self._history[:-1])
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
         of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
         changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
         steps = list(self._steps.values()) or [_step_memory(0, self._allocator)]
         return MemoryTimeline(
-            event=np.concatenate([[0], traced[columns.event]]) if len(traced) else np.zeros(1, dtype=np.int64),
+            event=np.concatenate([[0], self._instructions_at(part, columns.event)]),
             allocated_bytes=np.concatenate([[held.sum()], columns.allocated_bytes]),
             reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
             kind_bytes=np.cumsum(changes, axis=1),
@@ -318,11 +360,28 @@ class _Walk:
             steady=steps[-1],
             outside_bytes=self._outside_bytes,
             retries=self._allocator.retries,
+            step_retries=self._allocator.retries - self._retries_before,
             out_of_memory=out_of_memory,
             stopped_in=part if out_of_memory else None,
             history=tuple(self._history),
             allocator=self._allocator,
+            place=self._place(part),
         )
+
+    def _instructions_at(self, part: str, events: np.ndarray) -> np.ndarray:
+        """Where the events of a part's step stand among that step's instructions; 0 outside of steps."""
+        if part in OUTSIDE_STEPS:
+            return np.zeros(len(events), dtype=np.int64)
+        program = self._program
+        columns = program.first_instructions if part == "first" else program.instructions
+        return np.asarray(np.flatnonzero(columns.event >= 0)[events])
+
+    def _place(self, part: str) -> RequestPlace | None:
+        if self._refused is None:
+            return None
+        event, holds, is_inserted = self._refused
+        steps = sum(each not in OUTSIDE_STEPS for each, _ in self._history)
+        return request_place(self._program, part, event, steps, holds, is_inserted)
 
 
 def _step_memory(allocated_before_bytes: int, allocator: CachingAllocator) -> StepMemory:

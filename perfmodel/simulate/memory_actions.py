@@ -146,6 +146,11 @@ class ActionWriter:
                 found.append((step, slots[number]))
         return found
 
+    def is_inserted(self, slot: int) -> bool:
+        """Whether a strategy, not the trace, asks for this storage."""
+        of_operators = (own for given_back in self.temporaries.values() for _, own in given_back)
+        return slot >= len(self._kinds) or slot in of_operators
+
     def actions_of(self, events: StepEvents, segment: Segment) -> Actions:
         """The segment's actions; written again only where workspaces have been taken since."""
         key = (id(events), segment, len(self._taken))

@@ -80,7 +80,19 @@ class Prediction:
     def largest_memory(self) -> MemoryTimeline | None:
         """Of the rank that takes most; None on a CPU."""
         known = self.rank_memories or (() if self.memory is None else (self.memory,))
-        return max(known, key=lambda each: (not each.fits, each.device_bytes), default=None)
+        return max(known, key=lambda each: (not each.fits, each.needed_bytes), default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank's memory does; None on a CPU."""
+        memory = self.largest_memory
+        return None if memory is None else memory.fits
+
+    @property
+    def step_retries(self) -> int:
+        """Most of any rank, see :class:`~perfmodel.simulate.memory.MemoryTimeline`."""
+        known = self.rank_memories or (() if self.memory is None else (self.memory,))
+        return max((each.step_retries for each in known if each.fits), default=0)
 
     @property
     def step_time_s(self) -> float:

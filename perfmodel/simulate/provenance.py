@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
@@ -17,6 +17,9 @@ from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_bytes, format_seconds, format_share
 from perfmodel.workload.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.simulate.memory import MemoryTimeline
 
 OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
 OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines
@@ -150,6 +153,16 @@ def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:
         yield (
             f"ranks were still drifting apart after all steps that were simulated ({format_seconds(shortest_s)} to "
             f"{format_seconds(longest_s)} a step); the longest is shown"
+        )
+
+
+def retry_warnings(memories: Sequence[MemoryTimeline]) -> Iterator[str]:
+    """Of ranks whose allocator gives cached segments back in every step. memories: of each rank."""
+    retries = max((each.step_retries for each in memories if each.fits), default=0)
+    if retries:
+        yield (
+            f"the device is full {retries} times a step: the allocator then waits for it and gives cached memory back, "
+            "for which the step time has nothing"
         )
 
 

@@ -11,8 +11,9 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
+from perfmodel.simulate.memory import simulate_memory
 from tests.report.pipelines import pipeline, with_larger_last
-from tests.report.synthetic import MIB, prediction
+from tests.report.synthetic import MIB, prediction, profile
 
 PEAKS = {"peak_allocated_bytes": 8 * MIB, "peak_reserved_bytes": 20 * MIB}
 
@@ -33,6 +34,8 @@ def test_contracted_keys() -> None:
             "temporary": 0,
         },
         "retries": 0,
+        "step_retries": 0,
+        "out_of_memory": None,
         "first_step": PEAKS,
         "rebuild_step": None,
         "ranks": [{"rank": 0, **PEAKS, "device_bytes": 20 * MIB}],
@@ -109,3 +112,25 @@ def test_ranks_of_a_pipeline() -> None:
     assert json_report(with_larger_last())["memory"]["rank"] == 1
     assert json.loads(json.dumps(found)) == found
     assert json_report(prediction())["pipeline"] is None
+
+
+def test_a_step_that_does_not_fit_says_where_and_what_it_needs() -> None:
+    small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 3 * MIB})})
+    report = json_report(prediction(profile=small, memory=simulate_memory(prediction().program, small)))
+    assert report["fits"] is False
+    assert report["memory"]["out_of_memory"] == {
+        "needed_bytes": 20 * MIB,
+        "missing_bytes": 17 * MIB,
+        "step": 0,
+        "phase": "",
+        "micro_batch": -1,
+        "operator": "",
+        "module": "",
+        "holds": "parameter",
+        "is_inserted": False,
+        "requested_bytes": 2 * MIB,
+        "allocated_bytes": 0,
+        "reserved_bytes": 0,
+        "limit_bytes": 3 * MIB,
+    }
+    json.dumps(report)

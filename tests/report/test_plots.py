@@ -119,12 +119,18 @@ def test_memory_by_kind() -> None:
     assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (pytest.approx(0.0105), pytest.approx(8 * MIB / 2**30))
 
 
-def test_memory_that_does_not_fit_is_drawn_up_to_there() -> None:
+def test_memory_that_does_not_fit_is_drawn_past_the_devices_limit() -> None:
     small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 10 * MIB})})
     stopped = prediction(profile=small, memory=simulate_memory(prediction().program, small))
     ax = plot_memory(stopped)
-    assert ax.get_title() == "does not fit in 10 MiB; up to where it stops"
-    assert ax.get_xlabel() == "allocations and frees (model part)"
+    assert ax.get_title() == "does not fit: needs 20 MiB of 10 MiB, 10 MiB too much"
+    reserved, peak, limit = ax.lines
+    assert limit.get_label() == "most this device can reserve"
+    assert list(limit.get_ydata()) == [10 * MIB / 2**30] * 2
+    whole = plot_memory(prediction()).lines
+    assert [reserved.get_xydata().tolist(), peak.get_xydata().tolist()] == [
+        each.get_xydata().tolist() for each in whole
+    ]
 
 
 def test_memory_of_a_cpu_is_refused() -> None:

@@ -10,7 +10,6 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
-from perfmodel.simulate.allocator import OutOfMemoryError
 from perfmodel.simulate.memory import simulate_memory
 from tests.report.pipelines import PIPELINE, pipeline, with_larger_last
 from tests.report.synthetic import prediction, profile, scenario
@@ -63,8 +62,23 @@ def test_what_does_not_fit_is_said() -> None:
     small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 3 * 2**20})})
     memory = simulate_memory(prediction().program, small)
     lines = rendered(report(prediction(profile=small, memory=memory))).splitlines()
-    assert [line for line in lines if line.startswith("memory")] == [
-        "memory        does not fit        2 MiB more are asked for while the model is built, with 0 B of 3 MiB reserved"
+    assert lines[3:6] == [
+        "memory        does not fit        needs 20 MiB of 3 MiB, 17 MiB too much",
+        "runs out      before step 1       building the model: 2 MiB more for parameters while 0 B of 3 MiB are reserved",
+        "step time     38 us               36 us to 40 us (90 %, uncalibrated), with enough memory",
+    ]
+
+
+def test_time_of_a_step_that_retries_is_a_bound() -> None:
+    """Retries of earlier steps are none of its."""
+    memory = replace(simulate_memory(prediction().program, profile()), retries=3)
+    text = rendered(report(prediction(memory=memory)))
+    assert "retries" not in text
+    lines = rendered(report(prediction(memory=replace(memory, step_retries=2)))).splitlines()
+    assert [line for line in lines if line.startswith(("step time", "throughput", "fits"))] == [
+        "step time     over 38 us                and 2 allocator retries a step, which are not predicted",
+        "throughput    under 105,263 samples/s   under 842,105 tokens/s",
+        "fits          yes                       20 MiB of 64 MiB in use",
     ]
 
 
@@ -80,13 +94,6 @@ def test_the_step_that_rebuilds_buckets_is_named() -> None:
     memory = replace(simulate_memory(prediction().program, profile()), rebuilding=rebuilding, rebuild_step=3)
     lines = rendered(report(prediction(memory=memory))).splitlines()
     assert "step 3        up to 12 MiB        allocated, while buckets are rebuilt" in lines
-    refused = OutOfMemoryError(4 * 2**20, 60 * 2**20, 60 * 2**20, 64 * 2**20)
-    for part, words in [
-        ("early", "before buckets are rebuilt"),
-        ("rebuilding", "in step 3, while buckets are rebuilt"),
-    ]:
-        stopped = replace(memory, out_of_memory=refused, stopped_in=part)
-        assert f"4 MiB more are asked for {words}, with" in rendered(report(prediction(memory=stopped)))
 
 
 def test_changed_profile_values_are_shown() -> None:
@@ -156,7 +163,7 @@ def test_a_rank_that_does_not_fit_is_named() -> None:
     stopped = simulate_memory(known.program, small)
     shown = replace(known, profile=small, rank_memories=(known.rank_memories[0], stopped))
     text = rendered(report(shown))
-    assert "does not fit        rank 1: 2 MiB more are asked for while the model is built" in text
+    assert "does not fit        needs 20 MiB of 3 MiB, 17 MiB too much on rank 1" in text
     assert "   1       1       1  16 us    5 us           2 us         2 us  does not fit" in text
 
 

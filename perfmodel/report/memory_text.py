@@ -1,0 +1,82 @@
+"""Whether a step fits into device memory, in words: how much it needs, and where it runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from perfmodel.report.pipeline_ranks import largest_rank, on_rank
+from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.simulate.request_place import RequestPlace
+from perfmodel.units import format_bytes
+from perfmodel.workload.trace_file import StorageKind
+
+Row = tuple[str, Text | str, str]
+
+KIND_WORDS = {
+    StorageKind.PARAMETER: "parameters",
+    StorageKind.BUFFER: "buffers",
+    StorageKind.INPUT: "inputs",
+    StorageKind.GRADIENT: "gradients",
+    StorageKind.OPTIMIZER_STATE: "optimizer states",
+    StorageKind.ACTIVATION: "activations",
+    StorageKind.TEMPORARY: "temporaries",
+}
+
+
+def memory_rows(prediction: Prediction) -> Iterator[Row]:
+    """Rows of the answer: a name, the figure and what is to be known of it."""
+    memory = prediction.largest_memory
+    if memory is None:
+        yield "memory", "not predicted", "on a CPU"
+        return
+    capacity_bytes, rank = prediction.profile.device.memory_bytes, largest_rank(prediction)
+    if not memory.fits:
+        yield (
+            "memory",
+            Text("does not fit", style="bold red"),
+            f"{shortage_text(memory, capacity_bytes)}{on_rank(rank)}",
+        )
+        when, what = refusal_text(memory)
+        yield "runs out", when, what
+        return
+    reserved = format_bytes(memory.peak_reserved_bytes)
+    yield "memory", f"{format_bytes(memory.peak_allocated_bytes)} allocated", f"{reserved} reserved{on_rank(rank)}"
+    if memory.rebuilding is not None:
+        most = format_bytes(memory.rebuilding.peak_allocated_bytes)
+        yield f"step {memory.rebuild_step}", f"up to {most}", "allocated, while buckets are rebuilt"
+    yield "fits", "yes", f"{format_bytes(memory.device_bytes)} of {format_bytes(capacity_bytes)} in use"
+
+
+def shortage_text(memory: MemoryTimeline, capacity_bytes: float) -> str:
+    """How much a step that does not fit would need: ``needs 56 GiB of 46 GiB, 10 GiB too much``."""
+    needed, missing = format_bytes(memory.needed_bytes), format_bytes(memory.missing_bytes)
+    return f"needs {needed} of {format_bytes(capacity_bytes)}, {missing} too much"
+
+
+def refusal_text(memory: MemoryTimeline) -> tuple[str, str]:
+    """When a step that does not fit runs out of memory, and at which request."""
+    refused, place = memory.out_of_memory, memory.place
+    if refused is None or place is None:
+        raise ValueError("this step fits")
+    asked = f"{format_bytes(refused.requested_bytes)} more for {KIND_WORDS[place.holds]}"
+    held = f"{format_bytes(refused.reserved_bytes)} of {format_bytes(max(refused.limit_bytes, 0))} are reserved"
+    return _when(memory, place), f"{_at(memory, place)}: {asked} while {held}"
+
+
+def _when(memory: MemoryTimeline, place: RequestPlace) -> str:
+    if not place.phase:
+        return f"after step {place.step}" if place.step else "before step 1"
+    phase = place.phase.replace("_", " ")
+    rebuilds = ", which rebuilds buckets" if memory.stopped_in == "rebuilding" else ""
+    return f"step {place.step}, {phase}{rebuilds}"
+
+
+def _at(memory: MemoryTimeline, place: RequestPlace) -> str:
+    if not place.phase:
+        return "wrapping the model" if memory.stopped_in == "wrapping" else "building the model"
+    what = f"{place.operator} of {place.module}" if place.module else place.operator
+    what = f"the strategy, after {what}" if place.is_inserted and what else what or "the strategy"
+    return what if place.micro_batch < 0 else f"micro-batch {place.micro_batch}, {what}"
