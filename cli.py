@@ -11,6 +11,8 @@ from click.core import ParameterSource
 
 from perfmodel.cli_options import ABOVE_0, FILE, OneLineErrors, print_rich, question_options, torch_needed, wrote
 from perfmodel.errors import PerfModelError, naming
+from perfmodel.file_kinds import MEMORY_SNAPSHOT
+from perfmodel.writing import check_folder, check_writable
 
 if TYPE_CHECKING:
     from perfmodel.simulate.prediction import Prediction
@@ -41,6 +43,7 @@ def predict(
     **question: Any,
 ) -> None:
     """Predict step time, memory, timeline and bottleneck of SCENARIO."""
+    _check_outputs(plot, trace, memory_snapshot)
     prediction = _predict(scenario_file, exact=not no_exact_keys, **question)
     if as_json:
         from perfmodel.report.json_report import json_report
@@ -64,6 +67,18 @@ def predict(
 
         rank = save_memory_snapshot(prediction, memory_snapshot)
         wrote([memory_snapshot], "" if rank is None else f" of rank {rank}")
+
+
+def _check_outputs(plot: Path | None, trace: Path | None, memory_snapshot: Path | None) -> None:
+    """Refuse what could not be written before time is spent on it."""
+    if plot is not None:
+        check_folder(plot)
+    if trace is not None:
+        from perfmodel.report.chrome_trace import check_trace_path
+
+        check_trace_path(trace)
+    if memory_snapshot is not None:
+        check_writable(memory_snapshot, MEMORY_SNAPSHOT)
 
 
 def _predict(
@@ -193,6 +208,8 @@ def sweep(
     from perfmodel.sweep import parse_vary
     from perfmodel.sweep import sweep as sweep_scenario
 
+    if plot is not None:
+        check_folder(plot)
     result = sweep_scenario(scenario_file, parse_vary(vary), exact=not no_exact_keys, progress=True, **question)
     click.echo(json.dumps(result.to_json(), indent=1) if as_json else sweep_text(result), nl=as_json)
     if plot is not None:
@@ -274,9 +291,13 @@ def compare(
 ) -> None:
     """Predict every measurement in RESULTS again and show how far off the predictions are."""
     from perfmodel.comparison import predict_measured
-    from perfmodel.report.accuracy import accuracy_card, refuse_worse, save_card
+    from perfmodel.report.accuracy import accuracy_card, check_card_path, refuse_worse, save_card
     from perfmodel.report.accuracy_text import accuracy_markdown, summary_line
 
+    if plot is not None:
+        check_folder(plot)
+    if output is not None:
+        check_card_path(output)
     pairs = predict_measured(directory, profile, allow_import=allow_import)
     card = accuracy_card(pairs)
     click.echo(summary_line(card) if output or check else accuracy_markdown(card))
@@ -335,6 +356,10 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     from perfmodel.hardware.topology_sources import find_topology
     from perfmodel.report.topology_text import topology_text
 
+    if plot is not None:
+        from perfmodel.report.canvas import check_picture
+
+        check_picture(plot)
     graph = find_topology(source, gpu)
     text = topology_text(graph, None if layout is None else parse_layout(layout))
     if plot is not None:

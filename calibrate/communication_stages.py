@@ -21,9 +21,10 @@ from calibrate.interconnects import members, nodes_of
 from calibrate.ladder import MOST_BYTES, grid
 from calibrate.own_contention import WAIT, decode_own, encode_own
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
+from perfmodel.file_kinds import STAGES
 from perfmodel.hardware.interconnect import LIBRARY, ContentionRecord
 from perfmodel.hardware.topology_matrix import nvidia_smi
+from perfmodel.writing import write_atomically
 
 if TYPE_CHECKING:
     from calibrate.collectives import CollectiveBench, Wanted
@@ -245,7 +246,7 @@ def run_stages(worker: Worker, result: Path) -> None:
         before_s = worker.found.stages_s.get(stage, 0.0)  # of an earlier pass
         worker.found.stages_s[stage] = round(before_s + time.perf_counter() - began_s, 2)
         if ranks.rank == 0:
-            write_atomically(result, json.dumps(asdict(worker.found)))
+            write_atomically(result, json.dumps(asdict(worker.found)), STAGES)
             print(f"{name}: {stage} {worker.found.stages_s[stage]} s", flush=True)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from calibrate.jobs import Job
 from calibrate.timing import Samples
 from perfmodel.errors import PerfModelError
-from perfmodel.files import check_version, write_atomically
+from perfmodel.file_kinds import SAMPLES
+from perfmodel.files import check_version
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
 from perfmodel.workload.ops import decode_operation, encode_operation
+from perfmodel.writing import write_atomically
 
 # Format history of the samples file
 # 1  first
@@ -82,7 +84,7 @@ class Draft:
         """Write the samples, then the profile."""
         provenance = self.profile.provenance | {"stages_s": dict(self.stages_s)}
         self.update(kernels=dict(sorted(self.kernels.items())), provenance=provenance, unstable=self.unstable())
-        write_atomically(self.samples_path, self._encoded_samples())
+        write_atomically(self.samples_path, self._encoded_samples(), SAMPLES)
         save_profile(self.profile, self.path)
         self._written_s = time.monotonic()
         return self.profile

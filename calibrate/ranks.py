@@ -22,7 +22,7 @@ from typing import Any
 
 from calibrate.interconnects import backend_of, environment
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
+from perfmodel.writing import write_atomically
 
 GROUP_TIMEOUT_S = 120.0  # for the others, of a rank that waits in a collective
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -146,7 +146,7 @@ def telling(folder: Path, rank: int) -> Iterator[None]:
         yield
     except BaseException as error:
         told = {"error": str(error), "kind": type(error).__name__, "rank": rank, "at_s": time.time()}
-        write_atomically(_failure(folder, rank), json.dumps(told))
+        write_atomically(_failure(folder, rank), json.dumps(told), None)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PerfModelWarning
 
 FILE = click.Path(path_type=Path)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
@@ -20,9 +21,27 @@ class OneLineErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _warnings_in_one_line():
+                return super().invoke(ctx)
         except PerfModelError as error:
             raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """A :class:`PerfModelWarning` is a line on stderr, without the place in the code that it came from."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, PerfModelWarning):
+                click.echo(f"Warning: {message}", err=True)
+            else:
+                show(message, category, *place, **more)
+
+        warnings.showwarning = shown
+        warnings.simplefilter("default", PerfModelWarning)
+        yield
 
 
 def question_options(command: Callable[..., None]) -> Callable[..., None]:

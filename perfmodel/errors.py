@@ -16,6 +16,10 @@ class PerfModelError(Exception):
     """A sentence for the user: where, the rule, the value, what to do."""
 
 
+class PerfModelWarning(UserWarning):
+    """A sentence for the user about what went on without something: the command line prints it on standard error."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What is known, nearest first, as the closing sentence of an error message.
 

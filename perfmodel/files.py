@@ -1,10 +1,8 @@
-"""Reading and writing of perfmodel's own files: atomic, versioned, and never executing what they hold."""
+"""Reading of perfmodel's own files: versioned, and never executing what they hold."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,24 +10,6 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` in one step: readers see the old file or the new one, never a part."""
-    data = content.encode() if isinstance(content, str) else content
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise PerfModelError(f"{path}: must be writable ({error.strerror}). Choose another place.") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path, what: str, remedy: str) -> dict[str, Any]:

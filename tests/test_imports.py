@@ -17,6 +17,8 @@ LAYERS = {
     "perfmodel.errors": 0,
     "perfmodel.units": 0,
     "perfmodel.files": 0,
+    "perfmodel.file_kinds": 0,
+    "perfmodel.writing": 0,
     "perfmodel.hardware": 1,
     "perfmodel.schema": 0,
     "perfmodel.workload": 2,

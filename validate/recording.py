@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from perfmodel.files import write_atomically
+from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE
 from perfmodel.workload.models.step import TrainingStep
+from perfmodel.writing import replacing, write_atomically
 
 MOST_EVENTS = 5_000_000
 
@@ -43,7 +44,8 @@ class AllocatorHistory:
             "segments": [_segment(segment) for segment in segments],
         }
         torch.cuda.memory._record_memory_history(enabled=None)
-        write_atomically(path, gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
+        content = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
+        write_atomically(path, content, ALLOCATOR_HISTORY)
 
     @staticmethod
     def _events() -> list[list[Any]]:
@@ -86,8 +88,8 @@ def record_trace(step: TrainingStep, path: Path, steps: int = 1) -> None:
                     step.run(_phase_ranges())
             if cuda:
                 torch.cuda.synchronize()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(path))
+    with replacing(path, CHROME_TRACE) as temporary:
+        profiler.export_chrome_trace(str(temporary))
 
 
 def _phase_ranges() -> Callable[[str, int], None]:

@@ -23,7 +23,6 @@ from torch import nn
 from calibrate.host_reference import HostReference
 from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
 from perfmodel.hardware.measurement import Measurement, StepMemory
 from perfmodel.units import format_bytes
 from perfmodel.workload.models.build import replace_tensors
@@ -35,6 +34,7 @@ from perfmodel.workload.models.step import (
     precision_switches,
 )
 from perfmodel.workload.scenario import Scenario
+from perfmodel.writing import write_atomically
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
 from validate.data_parallel import Ddp
@@ -344,7 +344,7 @@ def main(request_path: str, result_path: str) -> None:
         result: dict[str, Any] = _result(measure_here(request, effort))
     except PerfModelError as error:
         result = {"error": str(error)}
-    write_atomically(Path(result_path), json.dumps(result))
+    write_atomically(Path(result_path), json.dumps(result), None)
 
 
 def _main_of_rank(request: Request, effort: Effort, path: Path) -> None:
@@ -352,7 +352,7 @@ def _main_of_rank(request: Request, effort: Effort, path: Path) -> None:
     interconnect = request.scenario["hardware"].get("interconnect")
     with telling(path.parent, number), join(request.device, interconnect, request.group_timeout_s) as ranks:
         measured = measure_here(of_rank(request, number), effort, ranks)
-        write_atomically(of_rank_path(path, number), json.dumps(_result(measured)))
+        write_atomically(of_rank_path(path, number), json.dumps(_result(measured)), None)
 
 
 def of_rank(request: Request, rank: int) -> Request:

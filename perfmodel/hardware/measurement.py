@@ -14,7 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import read_json, upgrade, write_atomically
+from perfmodel.file_kinds import MEASUREMENT
+from perfmodel.files import read_json, upgrade
+from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first
@@ -193,7 +195,7 @@ def save_measurement(measurement: Measurement, path: Path) -> None:
         raise PerfModelError(
             f"{path}: a measurement is never overwritten (the file exists). Choose another results folder or delete it."
         )
-    write_atomically(path, measurement.model_dump_json(indent=1, exclude_none=True) + "\n")
+    write_atomically(path, measurement.model_dump_json(indent=1, exclude_none=True) + "\n", MEASUREMENT)
 
 
 def load_measurement(path: Path) -> Measurement:

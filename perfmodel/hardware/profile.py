@@ -15,8 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.files import read_json, upgrade, write_atomically
+from perfmodel.file_kinds import PROFILE
+from perfmodel.files import read_json, upgrade
 from perfmodel.hardware.interconnect import Interconnect, TransferRecord
+from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first
@@ -254,7 +256,7 @@ def save_profile(profile: Profile, path: Path) -> None:
         own = json.loads(profile.model_dump_json(exclude=shared, exclude_none=True))
         absent = {name: None for name in Profile.model_fields if name not in shared and name not in own}
         data = json.dumps(own | absent, indent=1)
-    write_atomically(path, data + "\n")
+    write_atomically(path, data + "\n", PROFILE)
 
 
 def _shared(profile: Profile, base: Profile) -> set[str]:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import read_json, upgrade, write_atomically
+from perfmodel.file_kinds import CARD, CARD_NUMBERS
+from perfmodel.files import read_json, upgrade
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
@@ -26,6 +27,7 @@ from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.workload.scenario import workload_digest
+from perfmodel.writing import check_writable, write_atomically
 
 # Format history
 # 1  first
@@ -310,12 +312,26 @@ def refuse_worse(card: Card, path: Path) -> None:
 
 def save_card(card: Card, markdown: str, path: Path) -> list[Path]:
     """Write ``markdown`` to ``path`` and the card's numbers beside it, with the suffix .json."""
+    beside = check_card_path(path)
+    write_atomically(path, markdown, CARD)
+    write_atomically(beside, json.dumps(card_json(card), indent=1) + "\n", CARD_NUMBERS)
+    return [path, beside]
+
+
+def check_card_path(path: Path) -> Path:
+    """Refuse now what :func:`save_card` would refuse after the predictions, and return where the numbers go.
+
+    Raises
+    ------
+    PerfModelError
+        If ``path`` does not end in .md, or the card or its numbers cannot be written without replacing another file.
+    """
     if path.suffix != ".md":
         raise PerfModelError(f"{path}: an accuracy card must end in .md (got {path.name!r}). Rename it.")
     beside = path.with_suffix(".json")
-    write_atomically(path, markdown)
-    write_atomically(beside, json.dumps(card_json(card), indent=1) + "\n")
-    return [path, beside]
+    check_writable(path, CARD)
+    check_writable(beside, CARD_NUMBERS)
+    return beside
 
 
 def card_json(card: Card) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
+from perfmodel.file_kinds import PICTURE
+from perfmodel.writing import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +59,25 @@ def axes_or_new(ax: Axes | None) -> Axes:
     return Figure(layout="constrained").subplots()
 
 
+def check_picture(path: Path) -> None:
+    """Refuse now what :func:`save_figure` would refuse when the picture is drawn.
+
+    Raises
+    ------
+    PerfModelError
+        If the name does not end in one of :data:`FORMATS`, or no picture can be written there.
+    """
+    _ending(path)
+    check_writable(path, PICTURE)
+
+
+def _ending(path: Path) -> str:
+    ending = path.suffix.lower()
+    if ending not in FORMATS:
+        raise PerfModelError(f"{path}: a plot must end in {', '.join(FORMATS)} (got {ending!r}). Choose one of them.")
+    return ending
+
+
 def save_figure(
     path: Path,
     title: str,
@@ -74,9 +94,7 @@ def save_figure(
     PerfModelError
         If the name of the file does not end in one of :data:`FORMATS`.
     """
-    ending = path.suffix.lower()
-    if ending not in FORMATS:
-        raise PerfModelError(f"{path}: a plot must end in {', '.join(FORMATS)} (got {ending!r}). Choose one of them.")
+    ending = _ending(path)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -88,7 +106,7 @@ def save_figure(
         figure.suptitle(wrapped(title, LETTERS_AN_INCH * size_inch[0]))
         content = io.BytesIO()
         figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=FORMATS[ending])
-    write_atomically(path, with_palette(content.getvalue()) if ending == ".png" else content.getvalue())
+    write_atomically(path, with_palette(content.getvalue()) if ending == ".png" else content.getvalue(), PICTURE)
     return path
 
 

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
+from perfmodel.file_kinds import CHROME_TRACE
 from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan
 from perfmodel.units import DTYPE_BYTES, US
 from perfmodel.workload.scenario import Scenario
+from perfmodel.writing import check_writable, write_atomically
 
 Event = dict[str, Any]
 
@@ -46,10 +47,26 @@ def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None
     PerfModelError
         If ``path`` does not end in .json or .json.gz, or cannot be written.
     """
+    _check_name(path)
+    text = json.dumps(chrome_trace(prediction, rank), separators=(",", ":"))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text, CHROME_TRACE)
+
+
+def check_trace_path(path: Path) -> None:
+    """Refuse now what :func:`save_chrome_trace` would refuse after the prediction.
+
+    Raises
+    ------
+    PerfModelError
+        If ``path`` does not end in .json or .json.gz, or no trace can be written there.
+    """
+    _check_name(path)
+    check_writable(path, CHROME_TRACE)
+
+
+def _check_name(path: Path) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise PerfModelError(f"{path}: a trace must end in .json or .json.gz (got {path.name!r}). Rename it.")
-    text = json.dumps(chrome_trace(prediction, rank), separators=(",", ":"))
-    write_atomically(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text)
 
 
 def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import write_atomically
+from perfmodel.file_kinds import MEMORY_SNAPSHOT
 from perfmodel.program.program import Program
 from perfmodel.report.pipeline_ranks import with_largest_memory
 from perfmodel.simulate.allocator import SegmentEvent, SegmentState
@@ -20,6 +20,7 @@ from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.request_place import OUTSIDE_STEPS, Caller, callers, step_of
 from perfmodel.workload.trace_file import StorageKind
+from perfmodel.writing import write_atomically
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads
 NO_CATEGORY = "unknown"  # the viewer wants one entry of it once categories are used
@@ -39,7 +40,8 @@ def save_memory_snapshot(prediction: Prediction, path: Path) -> int | None:
     shown, rank = with_largest_memory(prediction)
     if shown.memory is None:
         raise PerfModelError(f"{path}: memory must be predicted for a snapshot (on a CPU it is not). Leave it out.")
-    write_atomically(path, pickle.dumps(memory_snapshot(shown.program, shown.memory), protocol=PICKLE_PROTOCOL))
+    content = pickle.dumps(memory_snapshot(shown.program, shown.memory), protocol=PICKLE_PROTOCOL)
+    write_atomically(path, content, MEMORY_SNAPSHOT)
     return rank
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import check_version, write_atomically
+from perfmodel.files import check_version
 from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
+from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first
@@ -261,7 +262,7 @@ def save_trace(trace: Trace, path: Path) -> None:
         "boundary": _encode_boundary(trace.boundary),
     }
     text = json.dumps(data, separators=(",", ":"))
-    write_atomically(path, gzip.compress(text.encode(), mtime=0))
+    write_atomically(path, gzip.compress(text.encode(), mtime=0), None)
 
 
 def load_trace(path: Path) -> Trace:

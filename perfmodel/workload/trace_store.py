@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.workload.pipeline_parts import (
     ParameterCounts,
     micro_batch_size,
@@ -35,7 +36,10 @@ _remembered: OrderedDict[tuple[str, bool], Trace] = OrderedDict()
 def cache_directory() -> Path:
     """``$PERFMODEL_CACHE/traces``, else ``~/.cache/perfmodel/traces``."""
     root = os.environ.get("PERFMODEL_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "perfmodel") / "traces"
+    if root:
+        return Path(root) / "traces"
+    home = os.path.expanduser("~")
+    return Path("/" if home == "~" else home) / ".cache" / "perfmodel" / "traces"  # "~": the system knows no home
 
 
 def trace_name(scenario: Scenario) -> str:
@@ -123,7 +127,7 @@ def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
 def find_trace(name: str) -> Path | None:
     """The file that holds the trace of that name: a shipped one, or one cached under the installed versions."""
     candidates: Iterator[Path] = iter((SHIPPED / f"{name}.json.gz", *_cached_paths(name)))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)  # False where it may not be looked at
 
 
 def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
@@ -189,13 +193,28 @@ def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_impo
         trace = None if path is None else _load(path)
         if trace is None:
             trace = make()
-            for kept in _cached_paths(name) if in_files else []:
-                save_trace(trace, kept)
+            if in_files:
+                _keep(trace, name)
         _remembered[name, allow_import] = trace
         while len(_remembered) > REMEMBERED_TRACES:
             _remembered.popitem(last=False)
     _remembered.move_to_end((name, allow_import))
     return trace
+
+
+def _keep(trace: Trace, name: str) -> None:
+    """Put the trace into the cache. One that cannot be written loses time, not the prediction."""
+    for path in _cached_paths(name):
+        try:
+            save_trace(trace, path)
+        except PerfModelError as error:
+            reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+            warnings.warn(
+                f"{path.parent}: the trace was not kept, and will be made again ({reason}). Set PERFMODEL_CACHE to a "
+                "folder that can be written.",
+                PerfModelWarning,
+                stacklevel=2,
+            )
 
 
 def _load(path: Path) -> Trace | None:

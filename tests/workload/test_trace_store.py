@@ -1,11 +1,13 @@
 """Where traces are found, made and kept."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.workload import trace_store
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.scenario import Scenario
@@ -83,6 +85,34 @@ def test_a_damaged_cache_is_made_again_but_a_damaged_shipped_trace_is_an_error(s
         get_trace(scenario)
 
 
+def test_a_cache_that_cannot_be_written_is_a_warning(scenario, empty_store):
+    """A folder of that name cannot be made, whoever asks."""
+    (empty_store / "cache").write_text("in the way")
+    with pytest.warns(
+        PerfModelWarning, match=r"cache/traces: the trace was not kept.*Not a directory.*PERFMODEL_CACHE"
+    ):
+        assert get_trace(scenario).operations
+
+
+def test_a_cached_trace_that_is_no_file_is_left_alone(scenario, empty_store):
+    get_trace(scenario)
+    path = find_trace(trace_name(scenario))
+    path.unlink()
+    os.mkfifo(path)
+    trace_store._remembered.clear()
+    with pytest.warns(PerfModelWarning, match=r"the trace was not kept.*must be a regular file.*a pipe"):
+        assert get_trace(scenario).operations
+    assert path.is_fifo()
+
+
+def test_without_a_home_the_cache_is_at_the_root(monkeypatch):
+    monkeypatch.delenv("PERFMODEL_CACHE")
+    monkeypatch.setattr(trace_store.os.path, "expanduser", lambda path: path)
+    assert trace_store.cache_directory() == Path("/.cache/perfmodel/traces")
+    monkeypatch.setattr(trace_store.os.path, "expanduser", lambda path: path.replace("~", "/home/a~b"))
+    assert trace_store.cache_directory() == Path("/home/a~b/.cache/perfmodel/traces")
+
+
 def test_targets_are_neither_found_nor_cached(empty_store):
     target = Scenario(
         model={
@@ -116,7 +146,7 @@ def test_without_torch_the_sentence_says_what_to_install(empty_store):
     program = """
 import sys
 sys.modules["torch"] = None
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_store import get_trace
 scenario = Scenario(name="mine", model={"family": "gpt", "size": "tiny"}, batch={"size": 3, "sequence_length": 8},

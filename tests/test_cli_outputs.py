@@ -1,0 +1,82 @@
+"""What commands write, and what they refuse to write over before any work is done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from perfmodel.hardware.measurement import save_measurement
+from perfmodel.workload import trace_store
+from tests.report.test_accuracy import measurement
+from tests.test_cli import TINY, Asked, asked, failure, folder, run
+
+__all__ = ["asked", "folder"]
+
+
+@pytest.mark.parametrize("option", ["--trace", "--memory-snapshot", "--plot"])
+def test_a_scenario_is_not_replaced_by_what_is_asked_of_it(asked: Asked, option: str) -> None:
+    os.rename("toy.yaml", "toy.json.gz")
+    assert failure("predict", "toy.json.gz", option, "toy.json.gz").startswith("Error: toy.json.gz: must be ")
+    assert (Path("toy.json.gz").read_text(), asked) == (TINY, [])
+
+
+@pytest.mark.parametrize("option", ["--trace", "--memory-snapshot", "--plot"])
+def test_a_device_stays_a_device(asked: Asked, option: str) -> None:
+    os.mkfifo("pipe.json")
+    assert failure("predict", "toy.yaml", option, "pipe.json").startswith("Error: pipe.json: must be ")
+    assert (Path("pipe.json").is_fifo(), asked) == (True, [])
+
+
+def test_two_outputs_do_not_share_a_file(asked: Asked) -> None:
+    result = run("predict", "toy.yaml", "--trace", "x.json", "--memory-snapshot", "x.json")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].endswith("(got a Chrome trace). Choose another name.")
+    assert "traceEvents" in Path("x.json").read_text()
+
+
+def test_a_picture_is_not_drawn_over_another_file(asked: Asked) -> None:
+    Path("p").mkdir()
+    Path("p/timeline.png").write_text("notes")
+    assert "(got a file that begins with 'notes')" in run("predict", "toy.yaml", "--plot", "p").stderr
+    assert Path("p/timeline.png").read_text() == "notes"
+    assert failure("topology", "1x2:pcie", "--plot", "toy.yaml").startswith("Error: toy.yaml: a plot must end in")
+    os.rename("p/timeline.png", "t.png")
+    assert "(got a file that begins with 'notes')" in failure("topology", "1x2:pcie", "--plot", "t.png")
+
+
+def test_the_numbers_of_a_card_do_not_replace_a_profile(asked: Asked) -> None:
+    save_measurement(measurement(), Path("results/a.json"))
+    profile = Path("toy.json").read_text()
+    assert failure("compare", "results", "--output", "toy.md") == (
+        "Error: toy.json: must be an accuracy card's numbers or not exist to be written (got a profile). Choose "
+        "another name."
+    )
+    assert (Path("toy.json").read_text(), Path("toy.md").exists(), asked) == (profile, False, [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sweep", "toy.yaml", "--vary", "batch.size=1,2"),
+        ("compare", "results"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_before_the_work(asked: Asked, arguments: tuple[str, ...]) -> None:
+    save_measurement(measurement(), Path("results/a.json"))
+    assert "toy.yaml: must be writable (got: Not a directory)" in failure(*arguments, "--plot", "toy.yaml")
+    assert asked == []
+
+
+def test_a_prediction_without_a_cache_is_made_with_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a home that may only be read; here a file is in the way of the folder, which stops root too."""
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "toy.yaml"))
+    monkeypatch.setattr(trace_store, "_remembered", trace_store.OrderedDict())
+    result = run("predict", "toy.yaml", "--set", "batch.size=3", "--set", "hardware.profile=h200-sxm-x2")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0]
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Warning: {tmp_path}/toy.yaml/traces: the trace was not kept")
