@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,9 +16,11 @@ from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
+from perfmodel.report.memory_text import refusal_text, shortage_text
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
+from perfmodel.report.sweep_text import label
+from perfmodel.schema import shortened
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.units import format_bytes
 from perfmodel.workload.scenario_file import (
     INTERCONNECT,
     assigned_keys,
@@ -34,6 +37,7 @@ from perfmodel.workload.scenario_file import (
 SWEEP_VERSION = 1
 MOST_CONFIGURATIONS = 1000
 GPUS = "hardware.gpus"
+MOST_REASONS = 3  # in one error
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ class Outcome:
 
     interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
     communication that nothing hides. gpus: in all. bubble_share: of the step over all ranks of a pipeline; None without
-    one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes,
-    device_bytes (in use at the peak): of the rank that needs most, None unless it fits. capacity_bytes: the device's.
+    one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes, device_bytes (in use at the peak): of
+    the rank that needs most, None unless it fits. needed_bytes: what a device without a limit would have in use, None
+    where it fits. capacity_bytes: the device's.
     assumptions, warnings: as of :class:`~perfmodel.simulate.prediction.Prediction`.
     """
 
@@ -59,6 +64,7 @@ class Outcome:
     bottleneck: str
     gpus: int = 1
     bubble_share: float | None = None
+    needed_bytes: int | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -135,8 +141,8 @@ def sweep(
     Raises
     ------
     PerfModelError
-        If there is nothing to vary or too much, a key is varied twice, or every configuration is refused: then with
-        the first one's sentence, which names the key. One that is refused among others is listed with its sentence.
+        If there is nothing to vary or too much, a key is varied twice, or every configuration fails: then with the
+        sentence of each. One that fails among others is listed with its sentence, also where the failure is a defect.
 
     Notes
     -----
@@ -162,14 +168,15 @@ def sweep(
                     scenario = scenario.model_copy(update={"hardware": hardware})
                 prediction = predict(scenario, profile, exact=exact, allow_import=allow_import)
             except PerfModelError as error:
-                reason = str(error).removeprefix(f"{path}: ")
-                found.append(Configuration(values, None, None, reason))
+                found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
+            except Exception as error:  # a defect must not lose what other configurations took long to find
+                found.append(Configuration(values, None, None, _defect(error)))
             else:
                 names = names or (scenario.name, profile.name)
                 found.append(_configuration(values, prediction))
             advance()
     if names is None:
-        raise PerfModelError(f"{path}: {found[0].reason}")
+        raise PerfModelError(f"{path}: {_reasons(found)}")
     vary_values = {key: tuple(values) for key, values in vary.items()}
     return SweepResult(*names, vary_values, assignments, _ranked(found))
 
@@ -259,16 +266,32 @@ def _check_interconnects(
         refuse_idle("--set", keys, in_use)
 
 
+def _defect(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"fails with {shortened(text)}, a defect of perfmodel. `perfmodel predict` with these values shows where."
+
+
+def _reasons(failed: Sequence[Configuration]) -> str:
+    """Sentences that differ in more than the value they got: the first one's, and some others with their values."""
+    distinct: dict[str, Configuration] = {}
+    for each in failed:
+        distinct.setdefault(re.sub(r"\(got .*?\)", "", each.reason or ""), each)
+    first, *others = distinct.values()
+    shown = [f"With {label(each.values)}: {each.reason}" for each in others[: MOST_REASONS - 1]]
+    left = len(others) - len(shown)
+    return " ".join([first.reason or "", *shown, *([f"There are {left} more reasons."] if left else [])])
+
+
 def _configuration(values: dict[str, Any], prediction: Prediction) -> Configuration:
     memory = prediction.largest_memory
     reason = None
-    if memory is not None and memory.out_of_memory is not None:
-        refused, capacity = memory.out_of_memory, prediction.profile.device.memory_bytes
-        requested, reserved = format_bytes(refused.requested_bytes), format_bytes(refused.reserved_bytes)
-        where = f"does not fit in {format_bytes(capacity)}{on_rank(largest_rank(prediction))}"
-        reason = f"{where}: {requested} more are asked for with {reserved} reserved"
-    elif memory is not None and memory.retries:
-        reason = f"runs the device full: {memory.retries} requests wait for it, so its time is not predicted"
+    if memory is not None and not memory.fits:
+        short = shortage_text(memory, prediction.profile.device.memory_bytes)
+        reason = f"does not fit: {short}{on_rank(largest_rank(prediction))} (runs out: {refusal_text(memory)[0]})"
+    elif retries := prediction.step_retries:
+        reason = (
+            f"fits only with {retries} allocator retries a step, which wait for the device: its time is not predicted"
+        )
     return Configuration(values, None, _outcome(prediction), reason)
 
 
@@ -286,6 +309,7 @@ def _outcome(prediction: Prediction) -> Outcome:
         fits=None if memory is None else memory.fits,
         peak_allocated_bytes=None if complete is None else complete.peak_allocated_bytes,
         device_bytes=None if complete is None else complete.device_bytes,
+        needed_bytes=None if memory is None or memory.fits else memory.needed_bytes,
         capacity_bytes=prediction.profile.device.memory_bytes,
         bottleneck=prediction.bottleneck,
         assumptions=prediction.assumptions,

@@ -16,6 +16,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import SweepResult, parse_vary, sweep
+from perfmodel.units import format_bytes
 from perfmodel.workload.scenario_file import load_question
 from tests.report.synthetic import prediction
 
@@ -91,9 +92,16 @@ def test_what_does_not_fit_has_no_rank(toy: Path) -> None:
     assert first.values == {"hardware.device.memory_bytes": 1e11}
     (refused,) = result.unranked
     assert refused.reason is not None
-    assert refused.reason.startswith("does not fit in 976.6 KiB: ")
+    memory = predict(*load_question(toy)).memory
+    assert memory is not None
+    needed, missing = memory.device_bytes, memory.device_bytes - 1e6
+    assert refused.reason == (
+        f"does not fit: needs {format_bytes(needed)} of 976.6 KiB, {format_bytes(missing)} too much "
+        "(runs out: before step 1)"
+    )
     assert refused.outcome is not None
     assert (refused.outcome.fits, refused.outcome.device_bytes) == (False, None)
+    assert (refused.outcome.needed_bytes, refused.outcome.capacity_bytes) == (needed, 1e6)
 
 
 def test_ranks_and_ties(toy: Path, answers: dict[int, Any]) -> None:
@@ -146,22 +154,42 @@ def test_a_rank_that_does_not_fit_is_named(toy: Path) -> None:
     toy.write_text(PIPELINE)
     (refused,) = sweep(toy, {"hardware.device.memory_bytes": (2e6,)}).configurations
     assert refused.reason is not None
-    assert refused.reason.startswith("does not fit in 1.907 MiB on rank ")
+    assert " too much on rank " in refused.reason
 
 
 def test_what_is_refused_or_not_predicted_comes_last_with_its_reason(toy: Path, answers: dict[int, Any]) -> None:
     made = prediction()
     assert made.memory is not None
     answers[1] = PerfModelError("the wire must hold. Mend it.")
-    answers[2] = replace(made, memory=replace(made.memory, retries=3))
+    answers[2] = replace(made, memory=replace(made.memory, step_retries=3))
     answers[3] = predicted(0.9, 1.0, 1.1)
     result = sweep(toy, {"batch.size": (-5, 1, 2, 3)})
     assert [(each.values["batch.size"], each.rank, each.reason) for each in result.configurations] == [
         (3, 1, None),
         (-5, None, "batch.size must be greater than or equal to 1 (got -5). `perfmodel schema scenario` says what each key takes."),
         (1, None, "the wire must hold. Mend it."),
-        (2, None, "runs the device full: 3 requests wait for it, so its time is not predicted"),
+        (2, None, "fits only with 3 allocator retries a step, which wait for the device: its time is not predicted"),
     ]  # fmt: skip
+
+
+def test_a_defect_in_one_configuration_loses_no_other(toy: Path, answers: dict[int, Any]) -> None:
+    answers[3] = predicted(0.9, 1.0, 1.1)  # of 2, the fixture raises a KeyError
+    first, second = sweep(toy, {"batch.size": (2, 3)}).configurations
+    assert (first.values, first.rank) == ({"batch.size": 3}, 1)
+    assert (second.rank, second.outcome) == (None, None)
+    assert second.reason is not None
+    assert "KeyError: 2" in second.reason
+    assert "perfmodel predict" in second.reason
+
+
+def test_all_failing_is_an_error_with_each_reason_once(toy: Path, answers: dict[int, Any]) -> None:
+    reasons = ["a must hold (got 1).", "a must hold (got 2).", "b must.", "c must.", "d must.", "e must."]
+    answers.update({size: PerfModelError(reason) for size, reason in enumerate(reasons, start=1)})
+    with pytest.raises(PerfModelError) as error:
+        sweep(toy, {"batch.size": tuple(answers)})
+    assert str(error.value) == (
+        f"{toy}: a must hold (got 1). With batch.size 3: b must. With batch.size 4: c must. There are 2 more reasons."
+    )
 
 
 def test_strategies_are_compared_and_none_is_refused_for_several_gpus(toy: Path) -> None:

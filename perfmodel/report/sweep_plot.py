@@ -62,13 +62,13 @@ def plot_sweep_throughput(result: SweepResult, ax: Axes | None = None) -> Axes:
 
 
 def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
-    """Device memory in use at the peak, of the rank that takes most, and the device's limit where that is near; crosses
-    do not fit.
+    """Device memory in use at the peak, of the rank that takes most, and the device's limit where that is near: what
+    lies above does not fit.
     """
     ax = _draw(result, _memory_gib, ax)
     outcomes = [each.outcome for each in result.configurations if each.outcome is not None]
     capacities = sorted({outcome.capacity_bytes for outcome in outcomes})
-    most = max(outcome.device_bytes or 0 for outcome in outcomes)
+    most = max(outcome.device_bytes or outcome.needed_bytes or 0 for outcome in outcomes)
     if most > NEAR_CAPACITY * capacities[0] or any(outcome.fits is False for outcome in outcomes):
         for capacity in capacities:
             ax.axhline(capacity / GIB, color="black", linestyle="--", linewidth=1.5)
@@ -96,9 +96,8 @@ def _samples_per_s(each: Configuration) -> _Heights:
 
 
 def _memory_gib(each: Configuration) -> _Heights:
-    if each.outcome is None or each.outcome.device_bytes is None:
-        return None
-    return (each.outcome.device_bytes / GIB,) * 3
+    held_bytes = None if each.outcome is None else each.outcome.device_bytes or each.outcome.needed_bytes
+    return None if held_bytes is None else (held_bytes / GIB,) * 3
 
 
 def _draw(result: SweepResult, heights: Callable[[Configuration], _Heights], ax: Axes | None) -> Axes:

@@ -33,6 +33,8 @@ def sweep_text(result: SweepResult) -> str:
         lines += ["", "without a rank:", *(f"  {label(each.values)}: {each.reason}" for each in result.unranked)]
     if result.ranked:
         lines += ["", _verdict(result.ranked)]
+    elif nearest := _nearest(result.unranked):
+        lines += ["", nearest]
     return "\n".join(lines) + "\n"
 
 
@@ -127,6 +129,19 @@ def _verdict(ranked: tuple[Configuration, ...]) -> str:
     tied = sum(each.rank == best.rank for each in ranked) > 1
     found = "fastest as predicted, but tied" if tied else "best"
     return f"{found}: {label(best.values)}; its bottleneck is {best.outcome.bottleneck}"
+
+
+def _nearest(unranked: tuple[Configuration, ...]) -> str:
+    """Where none has a rank: that which needs least more memory than there is; empty if that is not known of any."""
+    missing = [
+        (each.outcome.needed_bytes - each.outcome.capacity_bytes, each)
+        for each in unranked
+        if each.outcome is not None and each.outcome.needed_bytes is not None
+    ]
+    if len(missing) < len(unranked):
+        return ""
+    least_bytes, nearest = min(missing, key=lambda pair: pair[0])
+    return f"none fits; nearest to it: {label(nearest.values)}, {format_bytes(least_bytes)} too much"
 
 
 def _counted(count: int, what: str) -> str:

@@ -78,7 +78,7 @@ class MemoryTimeline:
     retries : int
         Times the device was full and cached segments were given back.
     step_retries : int
-        Those of the last step: each waits for the device, so a time predicted without them is too short.
+        Those of the last step, if it fits: each waits for the device, so a time predicted without them is too short.
     out_of_memory : OutOfMemoryError or None
         The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
         ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``, and ``place`` what asked for it).
@@ -360,7 +360,7 @@ class _Walk:
             steady=steps[-1],
             outside_bytes=self._outside_bytes,
             retries=self._allocator.retries,
-            step_retries=self._allocator.retries - self._retries_before,
+            step_retries=0 if out_of_memory else self._allocator.retries - self._retries_before,
             out_of_memory=out_of_memory,
             stopped_in=part if out_of_memory else None,
             history=tuple(self._history),

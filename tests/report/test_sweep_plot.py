@@ -116,3 +116,14 @@ def test_micro_batches_stand_along_the_axis_and_throughput_is_drawn(tmp_path: Pa
 def height(path: Path) -> int:
     """Of a PNG, in pixels."""
     return int.from_bytes(path.read_bytes()[20:24], "big")
+
+
+def test_what_does_not_fit_stands_above_the_limit() -> None:
+    known = CAPS.configurations[-1].outcome
+    assert known is not None
+    over = replace(CAPS.configurations[-1], outcome=replace(known, needed_bytes=10 * GIB))
+    ax = plot_sweep_memory(replace(CAPS, configurations=(*CAPS.ranked, over)))
+    line, limit = ax.lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 5, 25], [7.0, 10.0, 3.0])
+    assert list(limit.get_ydata()) == [8, 8]
+    assert ax.get_ylim() == (0, pytest.approx(11.0))

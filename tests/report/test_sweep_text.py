@@ -105,6 +105,15 @@ def test_nothing_ranked() -> None:
     assert text == "toy on gpu: 1 configuration\n\nwithout a rank:\n  batch.size 8: does not fit\n"
 
 
+def test_where_none_fits_the_nearest_is_named() -> None:
+    def too_large(size: int, needed_gib: int) -> Configuration:
+        found = replace(outcome(0.01, size, in_use=None), fits=False, needed_bytes=needed_gib * GIB)
+        return Configuration({"batch.size": size}, None, found, "does not fit")
+
+    result = SweepResult("toy", "gpu", {"batch.size": (8, 4)}, (), (too_large(8, 12), too_large(4, 9)))
+    assert sweep_text(result).splitlines()[-1] == "none fits; nearest to it: batch.size 4, 1 GiB too much"
+
+
 def test_both_ends_of_a_long_value() -> None:
     long = value_text({"first": list(range(50))})
     assert long == '{"first": [0, 1, 2, 3,…, 45, 46, 47, 48, 49]}'
