@@ -11,10 +11,10 @@ from typing import Any
 
 from calibrate.jobs import Job
 from calibrate.timing import Samples
-from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import SAMPLES
 from perfmodel.files import check_version
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
+from perfmodel.reading import read_json
 from perfmodel.workload.ops import decode_operation, encode_operation
 from perfmodel.writing import write_atomically
 
@@ -106,10 +106,7 @@ class Draft:
     def _read_samples(self) -> None:
         if not self.samples_path.exists():
             return
-        try:
-            data = json.loads(gzip.decompress(self.samples_path.read_bytes()))
-        except (OSError, EOFError, ValueError) as error:
-            raise PerfModelError(f"{self.samples_path}: must be whole gzip JSON ({error}). {SAMPLES_REMEDY}") from error
+        data = read_json(self.samples_path, "raw samples", SAMPLES_REMEDY)
         check_version(self.samples_path, data, SAMPLES_VERSION, SAMPLES_REMEDY)
         for key, row in data["kernels"].items():
             self.jobs[key] = Job(key, decode_operation(row["operation"]), row["tf32"], row["origin"])

@@ -1,8 +1,7 @@
-"""Reading of perfmodel's own files: versioned, and never executing what they hold."""
+"""The versions of perfmodel's own files: which can be read, and how older ones are brought up to date."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,6 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-def read_json(path: Path, what: str, remedy: str) -> dict[str, Any]:
-    """The JSON object in ``path``.
-
-    Raises
-    ------
-    PerfModelError
-        If it cannot be read, is not whole JSON, or is not an object; the sentence ends with ``remedy``.
-    """
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise PerfModelError(f"{path}: {what} must be a readable file ({error.strerror}). {remedy}") from error
-    except ValueError as error:
-        raise PerfModelError(f"{path}: {what} must be whole JSON ({error}). {remedy}") from error
-    if not isinstance(data, dict):
-        raise PerfModelError(f"{path}: {what} must be a JSON object (got {type(data).__name__}). {remedy}")
-    return data
 
 
 def check_version(path: Path, data: Mapping[str, Any], current: int, remedy: str) -> int:

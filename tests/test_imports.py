@@ -19,6 +19,7 @@ LAYERS = {
     "perfmodel.files": 0,
     "perfmodel.file_kinds": 0,
     "perfmodel.writing": 0,
+    "perfmodel.reading": 0,
     "perfmodel.hardware": 1,
     "perfmodel.schema": 0,
     "perfmodel.workload": 2,

@@ -9,8 +9,6 @@ are aligned by the ends of collectives, which all ranks reach together.
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.hardware.measurement import RankCommunication
+from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
 from perfmodel.units import US
 
 Interval = tuple[float, float]
@@ -40,8 +39,7 @@ class RankTrace:
 
 def load_rank_trace(path: Path) -> RankTrace:
     """Read what torch.profiler wrote: kernels of a device, or a CPU's operators and gloo's collectives."""
-    content = path.read_bytes()
-    data = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    data = read_foreign_json(path, "a profiler trace", "Record it again.", LARGEST_TRACE_BYTES)
     events = [event for event in data["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     if kernels:

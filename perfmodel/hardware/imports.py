@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import read_json
 from perfmodel.hardware.interconnect import (
     CollectiveRecord,
     TransferRecord,
@@ -25,6 +24,7 @@ from perfmodel.hardware.interconnect import (
     collective_key,
     transfer_key,
 )
+from perfmodel.reading import read_foreign_json, read_text
 from perfmodel.units import GB, MIB, US
 
 KINDS = {
@@ -86,12 +86,7 @@ def import_nccl_tests(path: Path) -> dict[str, CollectiveRecord]:
     PerfModelError
         If the file cannot be read, holds no results out of place, or contradicts itself.
     """
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: output of nccl-tests must be a readable file ({error.strerror}). {NCCL_REMEDY}"
-        ) from error
+    text = read_text(path, "output of nccl-tests", NCCL_REMEDY)
     rows = _json_rows(path) if text.lstrip().startswith("{") else list(_Table(path).rows(text.splitlines()))
     if not rows:
         raise PerfModelError(f"{path}: output of nccl-tests must hold results out of place (got none). {NCCL_REMEDY}")
@@ -215,7 +210,7 @@ def _program_in(text: str) -> str | None:
 
 
 def _json_rows(path: Path) -> list[_Row]:
-    data = read_json(path, "output of nccl-tests", NCCL_REMEDY)
+    data = read_foreign_json(path, "output of nccl-tests", NCCL_REMEDY)
     try:
         config = data["config"]
         program = _program_in(" ".join(data.get("args", []))) or _program_in(path.name) or ""
@@ -263,11 +258,14 @@ def _json_row(place: str, result: dict[str, Any], program: str, ranks: int, iter
 
 
 def is_nvbandwidth(path: Path) -> bool:
-    """Whether a file looks like output of nvbandwidth; False where it cannot be read."""
-    try:
-        return '"nvbandwidth"' in path.read_text(errors="replace")
-    except OSError:
-        return False
+    """Whether a file looks like output of nvbandwidth.
+
+    Raises
+    ------
+    PerfModelError
+        If it cannot be read.
+    """
+    return '"nvbandwidth"' in read_text(path, "output of nccl-tests or nvbandwidth", "Save what either of them prints.")
 
 
 def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str, TransferRecord]:
@@ -287,7 +285,7 @@ def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str
     PerfModelError
         If the file cannot be read, is not of nvbandwidth, or holds none of these copies.
     """
-    data = read_json(path, "output of nvbandwidth", NVBANDWIDTH_REMEDY)
+    data = read_foreign_json(path, "output of nvbandwidth", NVBANDWIDTH_REMEDY)
     try:
         report = data["nvbandwidth"]
         size_bytes = int(report.get("bufferSize", buffer_bytes / MIB) * MIB)

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import MEASUREMENT
-from perfmodel.files import read_json, upgrade
+from perfmodel.files import upgrade
+from perfmodel.reading import read_json
 from perfmodel.writing import write_atomically
 
 # Format history

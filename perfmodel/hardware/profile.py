@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.file_kinds import PROFILE
-from perfmodel.files import read_json, upgrade
+from perfmodel.files import upgrade
 from perfmodel.hardware.interconnect import Interconnect, TransferRecord
+from perfmodel.reading import read_json, regular_file
 from perfmodel.writing import write_atomically
 
 # Format history
@@ -273,16 +274,8 @@ def load_profile(path: Path) -> Profile:
         If it is unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the key), or its
         base is not in the catalog or has a base itself.
     """
-    stat = _stat(path)
-    return _load_cached(path, stat)
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise PerfModelError(f"{path}: a profile must be a readable file ({error.strerror}). {REMEDY}") from error
-    return found.st_mtime_ns, found.st_size
+    found = regular_file(path, "a profile", REMEDY)
+    return _load_cached(path, (found.st_mtime_ns, found.st_size))
 
 
 @lru_cache(maxsize=8)
@@ -333,9 +326,8 @@ def find_profile(name: str) -> Path:
     PerfModelError
         If neither a catalog entry nor a file has that name; the sentence says what is known.
     """
-    shipped = CATALOG / f"{name}.json"
-    if shipped.exists():
-        return shipped
+    if name in catalog_names():
+        return CATALOG / f"{name}.json"
     if Path(name).suffix == ".json" or "/" in name:
         return Path(name)
     raise PerfModelError(

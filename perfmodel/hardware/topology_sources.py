@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +14,7 @@ from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, catalog_names, find_profile, load_profile
 from perfmodel.hardware.topology import ASSUMED, GENERATIONS, Builder, Rate, Rates, rates_of, topology
 from perfmodel.hardware.topology_matrix import nvidia_smi, parse_matrix
+from perfmodel.reading import read_text
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -204,14 +206,9 @@ def find_topology(source: str | None = None, gpu: str | None = None) -> nx.Graph
     path = Path(source)
     if path.suffix == ".json" or source in catalog_names():
         return from_profile(load_profile(find_profile(source)))
-    if not path.exists() and re.match(r"\s*\d+\s*x", source):
+    if not os.path.exists(path) and re.match(r"\s*\d+\s*x", source):
         graph = described(source, rates)
         graph.graph["title"] += f", {gpu}" if gpu else ""
         return graph
-    try:
-        text = path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise PerfModelError(
-            f"{source}: must be a saved `nvidia-smi topo -m`, a profile or a description ({error.strerror}). {GRAMMAR}"
-        ) from error
+    text = read_text(path, "a saved `nvidia-smi topo -m`, a profile or a description", GRAMMAR)
     return topology(parse_matrix(text, source), rates, source if gpu is None else f"{source}, {gpu}")

@@ -18,8 +18,9 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import CARD, CARD_NUMBERS
-from perfmodel.files import read_json, upgrade
+from perfmodel.files import upgrade
 from perfmodel.hardware.measurement import Measurement
+from perfmodel.reading import read_json
 from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
 from perfmodel.report.strategies import Layout, layout_of

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
+from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
 from perfmodel.units import US
 
 REMEDY = "Export one with torch.profiler's export_chrome_trace."
@@ -66,7 +65,7 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
     PerfModelError
         If the file is not such a trace, or no operator runs in it, or none of the rank that it names.
     """
-    data = _read(path)
+    data = read_foreign_json(path, "a profiler trace", REMEDY, LARGEST_TRACE_BYTES)
     rank = _rank(data)
     events = [event for event in _of_one_rank(_slices(path, data), rank) if not _is_communication(event)]
     on_device = _on_device(events, known)
@@ -76,18 +75,6 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
     chosen, step_s = _last_step(operators, _step_starts(events))
     communicates = any(_is_communication(event) for event in _slices(path, data))
     return RecordedStep(tuple(chosen), step_s, bool(on_device), rank, communicates)
-
-
-def _read(path: Path) -> Any:
-    try:
-        content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: a profiler trace must be a readable file ({error.strerror or error}). {REMEDY}"
-        ) from error
-    except (ValueError, EOFError) as error:
-        raise PerfModelError(f"{path}: a profiler trace must be whole JSON ({error}). {REMEDY}") from error
 
 
 def _rank(data: Any) -> int | None:

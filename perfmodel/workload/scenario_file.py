@@ -5,7 +5,7 @@ Nothing in the file is executed. Every refusal is one sentence: file, key, rule,
 
 from __future__ import annotations
 
-import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,13 +17,16 @@ from pydantic import ValidationError
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.reading import read_bytes, refuse_not_finite
 from perfmodel.schema import sentence_of, shortened
+from perfmodel.units import MIB
 from perfmodel.workload.scenario import SCENARIO_VERSION, HardwareSection, Scenario
 
-LARGEST_FILE_BYTES = 1_000_000
+LARGEST_FILE_BYTES = MIB
 MOST_VALUES = 10_000
 DEEPEST = 50
 REMEDY = "The files in scenarios/ show how one is written."
+WRITE_NUMBER = "Write a number."
 DEFAULT_CPU_PROFILE = "cpu.json"
 INTERCONNECT = "hardware.interconnects."  # begins keys that change one
 
@@ -31,7 +34,21 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "in
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types, and numbers such as 80e9, which YAML 1.1 would take for text."""
+    """YAML's safe types, and numbers such as 80e9, which YAML 1.1 would take for text; stops at too many values."""
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where = where
+        self._values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            line = self.line + 1
+            raise PerfModelError(
+                f"{self._where}: YAML must hold at most {MOST_VALUES} values (got more by line {line}). {REMEDY}"
+            )
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -107,7 +124,7 @@ def on_device(scenario: Scenario, device: str | None) -> Scenario:
 
 def _names_a_cpu(name: str) -> bool:
     path = find_profile(name)
-    return name == DEFAULT_CPU_PROFILE or (path.exists() and load_profile(path).device.kind == "cpu")
+    return name == DEFAULT_CPU_PROFILE or (os.path.exists(path) and load_profile(path).device.kind == "cpu")
 
 
 def load_scenario(path: Path, assignments: Iterable[str] = ()) -> Scenario:
@@ -122,7 +139,7 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> Scenario:
     for key, value in map(parse_assignment, assignments):
         if not _is_of_profile(key):
             _assign(data, key, value, key)
-    _refuse_not_finite(data, str(path), "")
+    refuse_not_finite(data, str(path), WRITE_NUMBER)
     check_version(path, data, SCENARIO_VERSION, REMEDY)
     return parse_scenario(data, str(path))
 
@@ -168,7 +185,7 @@ def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
         return profile
     data = profile.model_dump()
     for key, value in changes.items():
-        _refuse_not_finite(value, "--set", key)
+        refuse_not_finite(value, "--set", WRITE_NUMBER, key)
         _assign(data, key.removeprefix("hardware."), value, key)
     data["provenance"]["set"] = changes
     try:
@@ -220,14 +237,7 @@ def read_yaml(path: Path, what: str) -> Any:
     PerfModelError
         If it cannot be read or breaks a rule of :func:`parse_yaml`.
     """
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > LARGEST_FILE_BYTES:
-            limit = f"at most {LARGEST_FILE_BYTES} bytes (got {size_bytes})"
-            raise PerfModelError(f"{path}: {what} must be {limit}. {REMEDY}")
-        content = path.read_bytes()
-    except OSError as error:
-        raise PerfModelError(f"{path}: {what} must be a readable file ({error.strerror}). {REMEDY}") from error
+    content = read_bytes(path, what, REMEDY, LARGEST_FILE_BYTES)
     try:
         return parse_yaml(content.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -244,7 +254,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     loader = None
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, where)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -304,11 +314,3 @@ def _one_line(error: yaml.YAMLError) -> str:
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     return place + " ".join(str(problem).split())
-
-
-def _refuse_not_finite(value: Any, where: str, key: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise PerfModelError(f"{where}: {key} must be a finite number (got {value}). Write a number.")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in parts:
-        _refuse_not_finite(part, where, f"{key}.{name}" if key else str(name))

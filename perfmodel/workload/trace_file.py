@@ -16,6 +16,7 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import check_version
+from perfmodel.reading import LARGEST_TRACE_BYTES, read_json
 from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
 from perfmodel.writing import write_atomically
 
@@ -25,6 +26,7 @@ from perfmodel.writing import write_atomically
 # 3  what a part of a pipeline receives and sends
 TRACE_VERSION = 3
 OLDEST_VERSION = 2  # a file without a boundary is read as it is
+REMEDY = "Delete it to trace again."
 
 
 class EventKind(IntEnum):
@@ -273,14 +275,9 @@ def load_trace(path: Path) -> Trace:
     PerfModelError
         If the file is unreadable, truncated, or of another version: traces are made again, not upgraded.
     """
-    try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError, gzip.BadGzipFile) as error:
-        raise PerfModelError(f"{path}: must be a whole gzip JSON trace ({error}). Delete it to trace again.") from error
-    if (version := check_version(path, data, TRACE_VERSION, "Delete it to trace again.")) < OLDEST_VERSION:
-        raise PerfModelError(
-            f"{path}: version must be {OLDEST_VERSION} to {TRACE_VERSION} (got {version}). Delete it to trace again."
-        )
+    data = read_json(path, "a trace", REMEDY, LARGEST_TRACE_BYTES)
+    if (version := check_version(path, data, TRACE_VERSION, REMEDY)) < OLDEST_VERSION:
+        raise PerfModelError(f"{path}: version must be {OLDEST_VERSION} to {TRACE_VERSION} (got {version}). {REMEDY}")
     try:
         return Trace(
             workload=data["workload"],
@@ -297,6 +294,4 @@ def load_trace(path: Path) -> Trace:
             boundary=_decode_boundary(data.get("boundary")),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise PerfModelError(
-            f"{path}: must hold a whole trace ({error!r} is wrong). Delete it to trace again."
-        ) from error
+        raise PerfModelError(f"{path}: must hold a whole trace ({error!r} is wrong). {REMEDY}") from error

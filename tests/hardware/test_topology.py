@@ -349,7 +349,7 @@ def test_find_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_topology(str(path), "H100").edges["GPU0", "NVSwitch0"]["bandwidth_bytes_per_s"] == 450e9
     assert len(find_topology("2x2:nvlink,network")) == 4 + 2 + 2 + 1
     assert "GPU3" in find_topology("h200-sxm-x4")
-    with pytest.raises(PerfModelError, match=r"^nowhere: must be a saved `nvidia-smi topo -m`, a profile or a desc"):
+    with pytest.raises(PerfModelError, match=r"^nowhere: a saved `nvidia-smi topo -m`, a profile or a desc"):
         find_topology("nowhere")
     with pytest.raises(PerfModelError, match=r"gpu must have a datasheet here \(got 'H900'\)"):
         find_topology(str(path), "H900")

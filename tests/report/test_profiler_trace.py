@@ -117,7 +117,7 @@ def test_without_a_device_the_calls_themselves(tmp_path: Path) -> None:
     [
         (b"", "a profiler trace must be whole JSON"),
         (b'{"traceEvents": [', "a profiler trace must be whole JSON"),
-        (gzip.compress(b"{}", mtime=0)[:-9], "a profiler trace must be whole JSON"),
+        (gzip.compress(b"{}", mtime=0)[:-9], "a profiler trace must be whole gzip"),
         (b"\xff\xfe\x00", "a profiler trace must be whole JSON"),
         (b"3", r"a profiler trace must hold a list traceEvents \(got none\)"),
         (b"{}", r"a profiler trace must hold a list traceEvents \(got none\)"),

@@ -81,7 +81,7 @@ def test_a_damaged_cache_is_made_again_but_a_damaged_shipped_trace_is_an_error(s
     shipped.parent.mkdir()
     shipped.write_bytes(b"not a trace")
     trace_store._remembered.clear()
-    with pytest.raises(PerfModelError, match="must be a whole gzip JSON trace"):
+    with pytest.raises(PerfModelError, match="a trace must be whole JSON"):
         get_trace(scenario)
 
 
