@@ -306,3 +306,14 @@ def test_no_progress_where_stderr_is_no_terminal(toy: Path, answers: dict[int, A
     answers[2] = predicted(0.9, 1.0, 1.1)
     sweep(toy, {"batch.size": (2,)}, progress=True)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_time_that_is_hardly_known_is_ranked(toy: Path) -> None:
+    """The host's records say that their speed may be several times another."""
+    result = sweep(
+        toy, {"batch.size": (2, 4)}, ["hardware.launch.latency_s=1e-6", "hardware.host.reference.spread=3.0"]
+    )
+    for each in result.ranked:
+        assert each.outcome is not None
+        assert 0 < each.outcome.interval_s[0] < each.outcome.step_time_s
+    assert len(result.ranked) == 2

@@ -9,8 +9,9 @@ decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
 same and add up; bubbles are then as wrong, relatively, as busy time. Where hosts decide, a rank waits for other ranks'
-hosts; those bubbles count in b and their error in host^2 as well, so that the interval is too wide. Not yet calibrated
-against held-out measurements, and reports say so.
+hosts; those bubbles count in b and their error in host^2 as well, so that the interval is too wide. Where the error h of
+the step t is over half of it, a normal one would take the low end to zero: t - h is continued by t^2 / 4h, which is as
+steep at that point and stays above. Not yet calibrated against held-out measurements, and reports say so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ def step_interval_s(
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
     on_path = (1 + bubbles) ** 2 * (keys + classes + clock_s**2)
     half_s = NORMAL_90 * float(np.sqrt(on_path + host_s**2 + wire_s**2))
-    return max(step_time_s - half_s, 0.0), step_time_s + half_s
+    return _low_s(step_time_s, half_s), step_time_s + half_s
+
+
+def _low_s(step_time_s: float, half_s: float) -> float:
+    """The low end of the interval, which is above zero however large the error is."""
+    return step_time_s - half_s if 2 * half_s <= step_time_s else step_time_s**2 / (4 * half_s)
 
 
 def _family(kind: str) -> str:

@@ -33,5 +33,15 @@ def test_bubbles_are_as_wrong_as_busy_time() -> None:
     assert both[0] == both[1]
 
 
-def test_no_step_takes_less_than_no_time() -> None:
-    assert step_interval_s(1.0, [use(1.0, 5.0)], 0.0)[0] == 0.0
+@pytest.mark.parametrize("half_s", [0.4, 0.5, 0.6, 1.0, 3.0, 1e3])
+def test_no_error_takes_a_step_to_no_time(half_s: float) -> None:
+    """Half the step is where the low end leaves the straight line, with the same slope."""
+    low_s, high_s = step_interval_s(1.0, [], half_s / NORMAL_90)
+    assert high_s == pytest.approx(1.0 + half_s)
+    assert low_s == pytest.approx(1.0 - half_s if half_s <= 0.5 else 0.25 / half_s)
+    assert 0 < low_s < 1
+
+
+def test_the_low_end_has_no_kink() -> None:
+    below, at, above = (step_interval_s(1.0, [], half_s / NORMAL_90)[0] for half_s in (0.499, 0.5, 0.501))
+    assert below - at == pytest.approx(at - above, rel=3e-3)
