@@ -9,8 +9,8 @@ decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
 same and add up; bubbles are then as wrong, relatively, as busy time. Where hosts decide, a rank waits for other ranks'
-hosts; those bubbles count in b and their error in host^2 as well, so that the interval is too wide. Where the error h of
-the step t is over half of it, a normal one would take the low end to zero: t - h is continued by t^2 / 4h, which is as
+hosts; those bubbles count in b and their error in host^2 as well, so that the interval is too wide. Where the error h
+is over half of the step t, a normal one would take the low end to zero: t - h is continued by t^2 / 4h, which is as
 steep at that point and stays above. Not yet calibrated against held-out measurements, and reports say so.
 """
 
