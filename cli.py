@@ -255,7 +255,8 @@ def validate(
     outcome = measure_cases(cases, device or "cuda", output, **options)
     for failure in outcome.failures:
         click.echo(f"Error: {failure}", err=True)
-    pairs = predict_measurements([*outcome.kept, *outcome.measured], allow_import=options["allow_import"])
+    measured = [*outcome.kept, *outcome.measured]
+    pairs = predict_measurements(measured, allow_import=options["allow_import"], folder=file.resolve().parent)
     print_rich(case_table(accuracy_card(pairs)))
     if outcome.failures:
         raise PerfModelError(
@@ -285,7 +286,12 @@ def diff(scenario_file: Path, trace_file: Path, **question: Any) -> None:
     "--check", type=FILE, metavar="CARD.json", help="Fail where a class got worse than on that card by over 0.3 points."
 )
 @click.option("--profile", help="Predict with this profile, whatever the measured scenarios name.")
-@click.option("--allow-import", is_flag=True, help="May import the scenarios' model.target.")
+@click.option(
+    "--allow-import",
+    is_flag=True,
+    help="May import the scenarios' model.target and model.loss: the files in RESULTS then choose what code is called, "
+    "so only for files of people whom you would let run code here.",
+)
 def compare(
     directory: Path, plot: Path | None, output: Path | None, check: Path | None, profile: str | None, allow_import: bool
 ) -> None:

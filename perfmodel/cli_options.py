@@ -47,7 +47,9 @@ def _warnings_in_one_line() -> Iterator[None]:
 def question_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command that reads a scenario."""
     command = click.option(
-        "--allow-import", is_flag=True, help="May import (and so execute) the scenario's model.target."
+        "--allow-import",
+        is_flag=True,
+        help="May import (and so execute) the scenario's model.target and model.loss; looked for in its folder first.",
     )(command)
     command = click.option("--device", type=click.Choice(["cuda", "cpu"]), help="cpu: this machine, profile cpu.json.")(
         command

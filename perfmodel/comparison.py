@@ -62,19 +62,25 @@ def _told_apart(directory: Path, paths: list[Path]) -> list[Measurement]:
     ]
 
 
-def predict_measurements(measurements: Iterable[Measurement], *, allow_import: bool = False) -> list[Pair]:
+def predict_measurements(
+    measurements: Iterable[Measurement], *, allow_import: bool = False, folder: Path | None = None
+) -> list[Pair]:
     """The same for measurements at hand.
+
+    folder: where models of the scenarios' own are looked for first.
 
     Raises
     ------
     PerfModelError
         If one cannot be predicted; the sentence begins with its name.
     """
-    return [_pair(measurement, measurement.name, None, allow_import) for measurement in measurements]
+    return [_pair(measurement, measurement.name, None, allow_import, folder) for measurement in measurements]
 
 
-def _pair(measurement: Measurement, where: str, profile_name: str | None, allow_import: bool) -> Pair:
-    scenario = parse_scenario(measurement.scenario, where)
+def _pair(
+    measurement: Measurement, where: str, profile_name: str | None, allow_import: bool, folder: Path | None = None
+) -> Pair:
+    scenario = parse_scenario(measurement.scenario, where).found_in(folder)
     with naming(where):
         profile = load_profile(find_profile(profile_name or scenario.hardware.profile))
         prediction = predict(scenario, profile, allow_import=allow_import)

@@ -102,6 +102,7 @@ def measure(
         "scenario": scenario.model_dump(mode="json", exclude_unset=True),
         "device": device,
         "allow_import": allow_import,
+        "folder": None if scenario.folder is None else str(scenario.folder),
         "trace": None if trace is None else str(trace.absolute()),
         "history": None if history is None else str(history.absolute()),
     }

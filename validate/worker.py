@@ -83,8 +83,8 @@ class Steady:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. scenario: as plain data. trace, history: where to write recordings, or None. ranks: processes
-    that run it together, each with a GPU. group_timeout_s: how long one waits for another.
+    """What to measure. scenario: as plain data. folder: of its file. trace, history: where to write recordings,
+    or None. ranks: processes that run it together, each with a GPU. group_timeout_s: how long one waits for another.
     """
 
     name: str
@@ -93,6 +93,7 @@ class Request:
     scenario: dict[str, Any]
     device: str
     allow_import: bool = False
+    folder: str | None = None
     trace: str | None = None
     history: str | None = None
     ranks: int = 1
@@ -110,6 +111,8 @@ def measure_here(request: Request, effort: Effort, ranks: Ranks | Alone | None =
         If the device is missing or too small, or steps were skipped by the gradient scaler.
     """
     scenario = Scenario.model_validate(request.scenario)
+    if request.folder is not None:
+        scenario = scenario.found_in(Path(request.folder))
     device = _device(request.device)
     torch.manual_seed(0)
     if device.type == "cpu":

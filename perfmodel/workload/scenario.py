@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     StrictBool,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -41,7 +43,7 @@ class _Section(BaseModel):
 class ModelInput(_Section):
     """One keyword argument of a user's forward: shape of integers and the symbols ``batch`` and ``sequence``."""
 
-    shape: tuple[int | Literal["batch", "sequence"], ...]
+    shape: tuple[Annotated[int, Field(ge=0, le=10**12)] | Literal["batch", "sequence"], ...]
     dtype: str = "float32"
     high: Count | None = None
 
@@ -217,6 +219,22 @@ class Scenario(_Section):
     training: TrainingSection = TrainingSection()
     parallelism: ParallelismSection = ParallelismSection()
     hardware: HardwareSection
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file that the scenario was read from, where the module of its target is looked for first;
+        None where there was no file, or there is no target.
+        """
+        return self._folder
+
+    def found_in(self, folder: Path | None) -> Scenario:
+        """The same scenario, read from a file in ``folder``."""
+        if self.model.target is None:
+            return self
+        found = self.model_copy()
+        found._folder = folder
+        return found
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:

@@ -141,7 +141,7 @@ def load_scenario(path: Path, assignments: Iterable[str] = ()) -> Scenario:
             _assign(data, key, value, key)
     refuse_not_finite(data, str(path), WRITE_NUMBER)
     check_version(path, data, SCENARIO_VERSION, REMEDY)
-    return parse_scenario(data, str(path))
+    return parse_scenario(data, str(path)).found_in(path.resolve().parent)
 
 
 def parse_scenario(data: dict[str, Any], where: str) -> Scenario:

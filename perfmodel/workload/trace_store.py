@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
 REMEMBERED_TRACES = 32
 
-_remembered: OrderedDict[tuple[str, bool], Trace] = OrderedDict()
+_remembered: OrderedDict[tuple[str, bool, Path | None], Trace] = OrderedDict()
 
 
 def cache_directory() -> Path:
@@ -146,7 +146,9 @@ def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
             from perfmodel.workload.trace.session import trace_step
         return trace_step(scenario, allow_import)
 
-    return _get(trace_name(scenario), make, scenario.model.target is None, allow_import)
+    if scenario.model.target is None:
+        return _get(trace_name(scenario), make, allow_import=allow_import)
+    return _get(trace_name(scenario), make, in_files=False, allow_import=allow_import, folder=scenario.folder)
 
 
 def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
@@ -186,8 +188,16 @@ def get_part_trace(scenario: Scenario, number: int, split: bool = False) -> Trac
     return _get(part_trace_name(scenario, number, split), make)
 
 
-def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_import: bool = False) -> Trace:
-    trace = _remembered.get((name, allow_import))
+def _get(
+    name: str,
+    make: Callable[[], Trace],
+    in_files: bool = True,
+    allow_import: bool = False,
+    folder: Path | None = None,
+) -> Trace:
+    """folder: where the code of a target is looked for, which its name does not say."""
+    key = (name, allow_import, folder)
+    trace = _remembered.get(key)
     if trace is None:
         path = find_trace(name) if in_files else None
         trace = None if path is None else _load(path)
@@ -195,10 +205,10 @@ def _get(name: str, make: Callable[[], Trace], in_files: bool = True, allow_impo
             trace = make()
             if in_files:
                 _keep(trace, name)
-        _remembered[name, allow_import] = trace
+        _remembered[key] = trace
         while len(_remembered) > REMEMBERED_TRACES:
             _remembered.popitem(last=False)
-    _remembered.move_to_end((name, allow_import))
+    _remembered.move_to_end(key)
     return trace
 
 

@@ -89,7 +89,12 @@ def choose_cases(
     for name in only:
         if name not in names:
             raise PerfModelError(f"{path}: --only must name a case (got {name!r}). {did_you_mean(name, names)}")
-    return [replace(case, scenario=on_device(case.scenario, device)) for case in cases if not only or case.name in only]
+    folder = path.resolve().parent
+    return [
+        replace(case, scenario=on_device(case.scenario, device).found_in(folder))
+        for case in cases
+        if not only or case.name in only
+    ]
 
 
 def _case(row: Any, where: str) -> Case:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from perfmodel.workload.models.build import HUGGING_FACE, build_module, make_inputs
-from perfmodel.workload.models.target import load_callable
+from perfmodel.workload.models.build import build_module, make_inputs
+from perfmodel.workload.models.losses import Loss, loss_of_step
 
 if TYPE_CHECKING:
     from perfmodel.workload.scenario import Scenario
@@ -34,7 +34,6 @@ LEARNING_RATE = 1e-4
 AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 Mark = Callable[[str, int], None]
-Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
 class Reducer:
@@ -154,7 +153,7 @@ class TrainingStep:
         self.scenario = scenario
         self.reducer = reducer or Reducer()
         self.device_type = next(chain(inputs.values(), module.parameters())).device.type  # parameters may be offloaded
-        self.loss: Loss | None = None if scenario.mode == "forward" else _loss_of(scenario, allow_import)
+        self.loss: Loss | None = None if scenario.mode == "forward" else loss_of_step(scenario, allow_import)
         self.scaler: Any = None
         if scenario.precision == "amp-fp16" and scenario.mode == "train":
             self.scaler = torch.amp.GradScaler(self.device_type)
@@ -211,28 +210,3 @@ class TrainingStep:
         if dtype is not None:
             context = torch.autocast(self.device_type, dtype)
         return context
-
-
-def _loss_of(scenario: Scenario, allow_import: bool) -> Loss:
-    family = scenario.model.family
-    if family in HUGGING_FACE:
-        return _own_loss
-    if family is not None or scenario.model.loss == "cross_entropy":
-        return _cross_entropy
-    if scenario.model.loss == "output.loss":
-        return _own_loss
-    return load_callable("model.loss", scenario.model.loss, allow_import)
-
-
-def _own_loss(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    return module(**inputs).loss
-
-
-def _cross_entropy(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean cross entropy of the module's output (its ``logits`` if it has such) and ``labels``, tokens flattened."""
-    labels = inputs["labels"]
-    logits = module(**{name: value for name, value in inputs.items() if name != "labels"})
-    logits = getattr(logits, "logits", logits)
-    if logits.dim() > 2:
-        logits, labels = logits.view(-1, logits.shape[-1]), labels.view(-1)
-    return nn.functional.cross_entropy(logits, labels)

@@ -64,6 +64,7 @@ _ANSWERS: dict[Any, Callable[[torch.Tensor], Any]] = {
 }
 
 
+_DATA_READS = (torch.Tensor.numpy, torch.Tensor.__array__)  # item() and the like end in an operator
 _ENGINE_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
@@ -80,6 +81,8 @@ class CudaIllusion(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(args[0])
+        if func in _DATA_READS:
+            raise self._recorder.refused_read()
         kwargs = kwargs or {}
         if func in _ENGINE_CALLS:
             return func(*args, **kwargs)

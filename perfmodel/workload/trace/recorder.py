@@ -22,7 +22,7 @@ from perfmodel.workload.trace.memory import (
     is_dense,
     touched_bytes,
 )
-from perfmodel.workload.trace.shadows import Shadows
+from perfmodel.workload.trace.shadows import Shadows, refused_read
 from perfmodel.workload.trace.tables import OperationTable, Table, flat
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
 
@@ -45,6 +45,10 @@ _BOOKKEEPING = frozenset(
 _CALLING_PHASES = ("forward", "backward", "backward_input", "backward_weight")
 _COMPUTE_LOGSUMEXP = 4  # cuDNN's attention makes no log-sum-exp unless this argument asks for it
 _IGNORED_NAMESPACES = frozenset(("prim", "profiler"))
+# Whose tensors must have one dtype, which fake tensors do not ask for.
+_OF_ONE_DTYPE = frozenset(
+    getattr(aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")
+)
 # Outputs that CUDA returns on the host: the random seed and offset.
 _HOST_OUTPUTS: dict[str, tuple[int, ...]] = {"_scaled_dot_product_efficient_attention": (2, 3)}
 # Where CPU keeps statistics in the input's dtype and CUDA in float32: outputs 1 and 2.
@@ -191,6 +195,10 @@ class Recorder(TorchDispatchMode):
         name, kind = self.modules[self._module_stack[-1]]
         return f"{name or 'the model'} ({kind})"
 
+    def refused_read(self) -> PerfModelError:
+        """The error of reading values that depend on data in the module at work."""
+        return refused_read(self._where())
+
     def learn_reference_counts(self) -> None:
         """See how often a gradient is referenced here that only the engine holds: let it sum two such gradients."""
         leaf = torch.zeros(1, device="cuda", requires_grad=True)
@@ -220,6 +228,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             return self._run_read(traits, args)
+        if func in _OF_ONE_DTYPE:
+            _check_one_dtype(traits, args)
         if func is aten.add.Tensor and self._adds_in_place(args, kwargs):
             func = aten.add_.Tensor
             traits = self._traits.setdefault(func, Traits(func))
@@ -295,3 +305,11 @@ class Recorder(TorchDispatchMode):
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and not is_on_host(tensor):
                 self.ledger.note_output(tensor, in_forward)
+
+
+def _check_one_dtype(traits: Traits, args: Any) -> None:
+    """Refuse what CUDA would refuse, in its kind of error."""
+    dtypes = {tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor)}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise RuntimeError(f"{traits.base_name} needs tensors of one floating-point dtype, but got {names}")

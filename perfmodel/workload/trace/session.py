@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.workload.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.workload.models.step import TrainingStep, make_optimizer
+from perfmodel.workload.models.target import target_at_work
 from perfmodel.workload.scenario import workload_of
 from perfmodel.workload.trace.autocast import CudaAutocastPolicy
 from perfmodel.workload.trace.backward import blocks_reported, gradients_reported, modules_reported, nodes_reported
@@ -82,6 +83,7 @@ def _trace(
         stack.enter_context(blocks_reported(module, [module, *repeated_blocks(module, scenario)], recorder))
         stack.enter_context(gradients_reported(list(module.parameters()), recorder, ledger))
         recorder.learn_reference_counts()
+        stack.enter_context(target_at_work(scenario, module, lambda: recorder.phase))
         for _ in range(steps):
             step.run(recorder.begin_segment)
             mark_optimizer_states(optimizer, recorder)

@@ -63,10 +63,7 @@ class Shadows:
         """
         value = getattr(tensor, _SHADOW, None)
         if value is None:
-            raise PerfModelError(
-                f"model: {where} must not read tensor values that depend on data "
-                "(it calls item(), bool() or the like). Keep such values on the device, or use another model."
-            )
+            raise refused_read(where)
         with unset_fake_temporarily():
             return value.item()
 
@@ -74,6 +71,14 @@ class Shadows:
         if func not in self._random:
             self._random[func] = torch.Tag.nondeterministic_seeded in func.tags or func.name().startswith("aten::empty")
         return self._random[func]
+
+
+def refused_read(where: str) -> PerfModelError:
+    """The error of reading values that depend on data; ``where`` names the module that asks."""
+    return PerfModelError(
+        f"model: {where} must not read tensor values that depend on data (it calls item(), bool(), numpy() or the like)"
+        ". Keep such values on the device, or use another model."
+    )
 
 
 def _attach(tensor: torch.Tensor, value: torch.Tensor) -> None:

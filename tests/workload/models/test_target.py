@@ -94,11 +94,12 @@ def test_blocks_of_a_target_can_be_checkpointed(package):
     [
         ("own_model:Classifier", {}, False, "own_model:Classifier runs code of your own, which must be allowed"),
         ("own_model.Classifier", {}, True, "must read package.module:callable (got 'own_model.Classifier')"),
-        ("no_such_module:f", {}, True, "no_such_module must import (ModuleNotFoundError"),
+        ("no_such_module:f", {}, True, "no_such_module must import (got ModuleNotFoundError"),
         ("own_model:Clasifier", {}, True, "must define Clasifier (it does not). Did you mean 'Classifier'?"),
         ("own_model:constant", {}, True, "own_model:constant must be callable (got int)"),
         ("own_model:number", {}, True, "must return an nn.Module (got int)"),
-        ("own_model:Classifier", {"depth": 2}, True, "must accept model.arguments (TypeError"),
+        ("own_model:Classifier", {"depth": 2}, True, "must build with model.arguments depth=2 (got TypeError"),
+        ("own_model:Classifier", {"depth": 2}, True, "It takes width=4, classes=3."),
     ],
 )
 def test_refusals(package, target, arguments, allow, sentence):
