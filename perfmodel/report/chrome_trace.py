@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from perfmodel.file_kinds import CHROME_TRACE
 from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
-from perfmodel.simulate.timeline import PhaseSpan
+from perfmodel.simulate.timeline import PhaseSpan, SideKernel, Timeline
 from perfmodel.units import DTYPE_BYTES, US
 from perfmodel.workload.scenario import Scenario
 from perfmodel.writing import check_writable, write_atomically
@@ -32,6 +33,7 @@ HOST_THREAD = 1
 HOST_PHASES_THREAD = 2
 DEVICE_PHASES_THREAD = 3
 FIRST_STREAM_THREAD = 7  # torch numbers the default stream 7
+STEP_TIME = "step_time_s"  # among otherData: the last kernel ends before the step does
 CLOCKS = (  # what a reader is told of a pipeline
     "All ranks are on one clock, in the same step, and their devices meet in messages: compare times of devices "
     "between ranks. Hosts do not meet, and how far one is ahead of another depends on how many steps were simulated: "
@@ -92,7 +94,10 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
             for number in ranks
         ],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": prediction.scenario.hardware.gpus},
-        **({"otherData": {"clocks": CLOCKS}} if prediction.rank_timelines else {}),
+        "otherData": {
+            STEP_TIME: prediction.step_time_s,
+            **({"clocks": CLOCKS} if prediction.rank_timelines else {}),
+        },
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         "traceName": f"{prediction.scenario.name} predicted on {prediction.profile.name}",
@@ -131,8 +136,14 @@ def _metadata(kind: str, rank: int, thread: int, **args: Any) -> Event:
 
 def _slice(category: str, name: str, rank: int, thread: int, start_s: float, end_s: float, **args: Any) -> Event:
     event = {"ph": "X", "cat": category, "name": name, "pid": rank, "tid": thread}
-    start_us, end_us = _microseconds(start_s), _microseconds(end_s)
-    return event | {"ts": start_us, "dur": round(end_us - start_us, 3), "args": args}
+    start_us, duration_us = start_and_duration_us(start_s, end_s)
+    return event | {"ts": start_us, "dur": duration_us, "args": args}
+
+
+def start_and_duration_us(start_s: float, end_s: float) -> tuple[float, float]:
+    """What the trace says of a slice from ``start_s`` to ``end_s``, in microseconds, to the nanosecond."""
+    start_us = _microseconds(start_s)
+    return start_us, round(_microseconds(end_s) - start_us, 3)
 
 
 def _microseconds(seconds: float) -> float:
@@ -173,29 +184,43 @@ def _modules(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Eve
 
 
 def _operators(prediction: Prediction, rank: int, launches: int) -> Iterator[Event]:
-    timeline, uses = prediction.timeline, use_by_operation(prediction)
-    columns = (
-        timeline.operation,
-        timeline.stream,
-        timeline.host_start_s,
-        timeline.issue_s,
-        timeline.start_s,
-        timeline.end_s,
-    )
-    rows = [*zip(*(column.tolist() for column in columns), strict=True)]
-    rows += [(k.operation, k.stream, k.host_start_s, k.issue_s, k.start_s, k.end_s) for k in timeline.side]
-    for correlation, (operation, stream, host_start_s, issue_s, start_s, end_s) in enumerate(rows, start=launches + 1):
-        thread, name = FIRST_STREAM_THREAD + stream, profiler_name(prediction.program.operations[operation])
+    uses = use_by_operation(prediction)
+    for correlation, (each, begins_us, ends_us) in enumerate(host_calls(prediction.timeline), start=launches + 1):
+        thread, name = FIRST_STREAM_THREAD + each.stream, profiler_name(prediction.program.operations[each.operation])
         link = {"External id": correlation, "correlation": correlation}
-        yield _slice("cpu_op", name, rank, HOST_THREAD, host_start_s, issue_s, **{"External id": correlation})
-        yield _slice("cuda_runtime", "cudaLaunchKernel", rank, HOST_THREAD, host_start_s, issue_s, **link)
-        details = {"device": rank, "stream": thread, **link}
-        if operation in uses:
-            details |= _details(uses[operation])
-        yield _slice("kernel", name, rank, thread, start_s, end_s, **details)
+        call = {"ph": "X", "pid": rank, "tid": HOST_THREAD, "ts": begins_us, "dur": round(ends_us - begins_us, 3)}
+        yield {**call, "cat": "cpu_op", "name": name, "args": {"External id": correlation}}
+        yield {**call, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": link}
+        details = {"device": rank, "stream": thread, **link, **_details(uses[each.operation])}
+        yield _slice("kernel", name, rank, thread, each.start_s, each.end_s, **details)
         arrow = {"cat": "ac2g", "name": "ac2g", "id": correlation, "pid": rank}
-        yield {"ph": "s", "tid": HOST_THREAD, "ts": _microseconds(host_start_s), **arrow}
-        yield {"ph": "f", "bp": "e", "tid": thread, "ts": _microseconds(start_s), **arrow}
+        yield {"ph": "s", "tid": HOST_THREAD, "ts": begins_us, **arrow}
+        yield {"ph": "f", "bp": "e", "tid": thread, "ts": _microseconds(each.start_s), **arrow}
+
+
+class HostCall(NamedTuple):
+    """What launches an operator, as the trace says it: from begins_us to ends_us on the host's thread."""
+
+    launched: SideKernel
+    begins_us: float
+    ends_us: float
+
+
+def host_calls(timeline: Timeline) -> list[HostCall]:
+    """One call for each operator of every stream, in the order in which the host makes them, in whole nanoseconds.
+
+    Notes
+    -----
+    Each call takes at least one nanosecond and begins when the call before it has ended, since a reader takes a call
+    that lies within another for an inner one.
+    """
+    calls: list[HostCall] = []
+    free_us = -math.inf
+    for each in sorted(timeline.launches, key=lambda launched: (launched.host_start_s, launched.issue_s)):
+        begins_us = max(_microseconds(each.host_start_s), free_us)
+        free_us = max(_microseconds(each.issue_s), round(begins_us + 0.001, 3))
+        calls.append(HostCall(each, begins_us, free_us))
+    return calls
 
 
 NCCL_NAMES = {

@@ -20,14 +20,12 @@ def profiler_name(operation: Operation) -> str:
 
 
 def use_by_operation(prediction: Prediction) -> dict[int, KernelUse]:
-    """For each operation that the step launches, its kernel key with what that costs."""
+    """For each operation that the step launches on any stream, its kernel key with what that costs."""
     by_key = {use.key: use for use in prediction.kernels}
-    operations = prediction.program.operations
+    operations, timeline = prediction.program.operations, prediction.timeline
     tf32 = prediction.scenario.matmul_tf32
-    return {
-        index: by_key[kernel_key(operations[index], tf32)]
-        for index in np.unique(prediction.timeline.operation).tolist()
-    }
+    launched = {*np.unique(timeline.operation).tolist(), *(each.operation for each in timeline.side)}
+    return {index: by_key[kernel_key(operations[index], tf32)] for index in sorted(launched)}
 
 
 def seconds_by_kind(prediction: Prediction) -> dict[str, float]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfmodel.errors import PerfModelError
 from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
+from perfmodel.report.chrome_trace import STEP_TIME
+from perfmodel.simulate.timeline import merged
 from perfmodel.units import US
 
 REMEDY = "Export one with torch.profiler's export_chrome_trace."
@@ -32,14 +37,17 @@ class RecordedOperator:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """operators: in the order the device ran them, without NCCL's kernels, which run beside others and for as long as
-    another rank lets them wait. step_s: to the start of the next step where that was recorded too, else to the end of
-    the last kernel. on_device: whether they are kernels of a device, or a CPU's own calls. rank: whose they are; None
-    where the file does not say. communicates: whether NCCL's kernels are in the trace.
+    """operators: in the order in which the host launched them, without NCCL's kernels, which run concurrently with
+    others and for as long as another rank lets them wait. step_s: to the start of the next step where that was recorded
+    too, else as long as the file says that the step took, else to the end of the last kernel. covered_s: seconds in
+    which at least one of the operators ran, on any stream. on_device: whether they are kernels of a device, or a CPU's
+    own calls. rank: whose they are; None where the file does not say. communicates: whether NCCL's kernels are in the
+    trace.
     """
 
     operators: tuple[RecordedOperator, ...]
     step_s: float
+    covered_s: float
     on_device: bool
     rank: int | None = None
     communicates: bool = False
@@ -72,9 +80,12 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
     operators = on_device or _on_host(events, known)
     if not operators:
         raise PerfModelError(f"{path}: a profiler trace must hold operators that ran (got none). {REMEDY}")
-    chosen, step_s = _last_step(operators, _step_starts(events))
+    chosen, step_s = _last_step(operators, _step_starts(events), _stated_step_s(data))
+    covered_s = float(np.sum(np.diff(merged(stretch for placed in chosen for stretch in placed.ran_s))))
     communicates = any(_is_communication(event) for event in _slices(path, data))
-    return RecordedStep(tuple(chosen), step_s, bool(on_device), rank, communicates)
+    return RecordedStep(
+        tuple(placed.operator for placed in chosen), step_s, covered_s, bool(on_device), rank, communicates
+    )
 
 
 def _rank(data: Any) -> int | None:
@@ -82,6 +93,13 @@ def _rank(data: Any) -> int | None:
     info = data.get("distributedInfo") if isinstance(data, dict) else None
     rank = info.get("rank") if isinstance(info, dict) else None
     return rank if type(rank) is int else None
+
+
+def _stated_step_s(data: Any) -> float | None:
+    """What perfmodel writes of the step that it predicts."""
+    other = data.get("otherData") if isinstance(data, dict) else None
+    step_s = other.get(STEP_TIME) if isinstance(other, dict) else None
+    return step_s if type(step_s) is float and 0 < step_s < math.inf else None
 
 
 def _of_one_rank(events: list[dict[str, Any]], rank: int | None) -> list[dict[str, Any]]:
@@ -110,10 +128,11 @@ def _slices(path: Path, data: Any) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An operator and when the host launched it, which decides the step it belongs to."""
+    """An operator, when the host launched it, which decides the step it belongs to, and when its kernels ran."""
 
     launched_us: float
     operator: RecordedOperator
+    ran_s: tuple[tuple[float, float], ...]
 
 
 def _on_device(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
@@ -135,14 +154,15 @@ def _on_device(events: list[dict[str, Any]], known: Collection[str]) -> list[_Pl
         )
     return sorted(
         (_placed(*names[group], members) for group, members in kernels.items()),
-        key=lambda placed: placed.operator.start_s,
+        key=lambda placed: (placed.launched_us, placed.operator.start_s),
     )
 
 
 def _placed(name: str, launched_us: float, kernels: list[dict[str, Any]]) -> _Placed:
     start_us = min(float(kernel["ts"]) for kernel in kernels)
     busy_us = sum(float(kernel["dur"]) for kernel in kernels)
-    return _Placed(launched_us, RecordedOperator(name, start_us * US, busy_us * US, len(kernels)))
+    ran_s = tuple((float(kernel["ts"]) * US, (float(kernel["ts"]) + float(kernel["dur"])) * US) for kernel in kernels)
+    return _Placed(launched_us, RecordedOperator(name, start_us * US, busy_us * US, len(kernels)), ran_s)
 
 
 def _on_host(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
@@ -190,20 +210,25 @@ def _step_starts(events: list[dict[str, Any]]) -> list[float]:
     )
 
 
-def _last_step(placed: list[_Placed], starts_us: list[float]) -> tuple[list[RecordedOperator], float]:
-    """Operators and seconds of the last step that another follows, or else of the last."""
-    steps: dict[int, list[RecordedOperator]] = defaultdict(list)
+def _last_step(placed: list[_Placed], starts_us: list[float], stated_s: float | None) -> tuple[list[_Placed], float]:
+    """Operators and seconds of the last step that another follows, or else of the last. stated_s: of a step that no
+    other follows, as the file says.
+    """
+    steps: dict[int, list[_Placed]] = defaultdict(list)
     for found in placed:
-        steps[bisect.bisect_right(starts_us, found.launched_us)].append(found.operator)
+        steps[bisect.bisect_right(starts_us, found.launched_us)].append(found)
     if len(steps) > 1:
         steps.pop(0, None)  # what ran before the first step began
     numbers = sorted(steps)
     if len(numbers) > 1:
-        chosen, following = steps[numbers[-2]], steps[numbers[-1]]
-        return chosen, following[0].start_s - chosen[0].start_s
+        return steps[numbers[-2]], _start_s(steps[numbers[-1]]) - _start_s(steps[numbers[-2]])
     chosen = steps[numbers[0]]
-    end_s = max(operator.start_s + operator.busy_s for operator in chosen)
-    return chosen, end_s - chosen[0].start_s
+    end_s = max(found.operator.start_s + found.operator.busy_s for found in chosen)
+    return chosen, end_s - _start_s(chosen) if stated_s is None else stated_s
+
+
+def _start_s(placed: list[_Placed]) -> float:
+    return min(found.operator.start_s for found in placed)
 
 
 def _of(events: list[dict[str, Any]], categories: set[str]) -> list[dict[str, Any]]:

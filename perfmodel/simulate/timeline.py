@@ -113,6 +113,12 @@ class Timeline:
         )
 
     @property
+    def launches(self) -> tuple[SideKernel, ...]:
+        """Every operator of every stream: those of the columns, then ``side``."""
+        columns = (self.operation, self.run, self.stream, self.host_start_s, self.issue_s, self.start_s, self.end_s)
+        return (*map(SideKernel, *(column.tolist() for column in columns)), *self.side)
+
+    @property
     def busy_s(self) -> float:
         """Seconds the compute stream worked."""
         return float(np.sum(self.end_s - self.start_s))

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.report.chrome_trace import CLOCKS, chrome_trace, save_chrome_trace
+from perfmodel.report.chrome_trace import CLOCKS, chrome_trace, host_calls, save_chrome_trace
 from perfmodel.simulate.timeline import SideKernel
 from perfmodel.units import US
 from perfmodel.workload.ops import Operation
@@ -68,7 +69,8 @@ def test_a_kernel_of_another_stream_has_its_own_row() -> None:
         for operation, start in ((1, 15), (3, 18))
     )
     program = replace(shown.program, extra_operations=(Operation("aten.split_with_sizes_copy.out"),))
-    trace = chrome_trace(replace(shown, program=program, timeline=replace(shown.timeline, side=side)))
+    kernels = (*shown.kernels, replace(shown.kernels[1], key="aten.split_with_sizes_copy.out()"))
+    trace = chrome_trace(replace(shown, program=program, kernels=kernels, timeline=replace(shown.timeline, side=side)))
     assert rows(trace, "cpu_op")[5:] == [("aten::add", 1, 15, 3), ("aten::split_with_sizes_copy", 1, 18, 3)]
     assert rows(trace, "kernel")[5:] == [("aten::add", 9, 20, 7), ("aten::split_with_sizes_copy", 9, 20, 7)]
     names = {each["tid"]: each["args"].get("name") for each in trace["traceEvents"] if each["name"] == "thread_name"}
@@ -124,8 +126,8 @@ def test_all_ranks_of_a_pipeline_on_one_clock() -> None:
     names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert names == {"rank 0: Toy GPU", "rank 1: Toy GPU"}
     assert [each["id"] for each in trace["deviceProperties"]] == [0, 1]
-    assert trace["otherData"] == {"clocks": CLOCKS}
-    assert "otherData" not in chrome_trace(prediction())
+    assert trace["otherData"] == {"step_time_s": pytest.approx(25e-6), "clocks": CLOCKS}
+    assert chrome_trace(prediction())["otherData"] == {"step_time_s": pytest.approx(38e-6)}
 
 
 def test_messages_have_names() -> None:
@@ -152,3 +154,20 @@ def test_messages_name_the_size_of_their_group() -> None:
             if "Messages" in each.get("args", {})
         ]
         assert sizes == [size] * 4
+
+
+def test_calls_of_the_host_do_not_lie_within_each_other() -> None:
+    """The first two calls take no time, or less than a trace can say, and the third begins with them."""
+    column = np.array
+    times = {
+        "host_start_s": column([0.0, 0.0, 0.0, 9e-6, 12e-6]),
+        "issue_s": column([0.0, 1e-10, 3e-6, 12e-6, 16e-6]),
+    }
+    calls = host_calls(replace(prediction().timeline, **times))
+    assert [(each.begins_us, each.ends_us) for each in calls] == [
+        (0, 0.001),
+        (0.001, 0.002),
+        (0.002, 3),
+        (9, 12),
+        (12, 16),
+    ]
