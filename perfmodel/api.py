@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from perfmodel.cost.groups import route_of
@@ -23,6 +24,8 @@ from perfmodel.simulate.provenance import (
     kernel_warnings,
     message_assumptions,
     retry_warnings,
+    scaled_share,
+    scaling_assumptions,
     unsteady_warnings,
 )
 from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
@@ -36,6 +39,7 @@ from perfmodel.simulate.step_figures import (
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
 from perfmodel.support import check_supported, interconnect_of
+from perfmodel.what_if import idle_settings, idle_warnings
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
@@ -49,6 +53,7 @@ def predict(
     exact: bool = True,
     allow_import: bool = False,
     host_reference_s: float | None = None,
+    doubted: Collection[str] | None = None,
 ) -> Prediction:
     """How ``scenario`` behaves on the machine of ``profile``.
 
@@ -56,12 +61,27 @@ def predict(
     allow_import: the scenario's own model may be imported (which executes it) if its trace is not at hand.
     host_reference_s: the host's speed, as what one run of the profile's host reference takes; by default, the speed at
     which the profile, or its interconnect, was measured.
+    doubted: keys of ``--set`` that the answer says of whether they changed anything, for which it is worked out once
+    more without each; all that changed the profile, if left out.
 
     Raises
     ------
     PerfModelError
         If the scenario asks for what the profile or perfmodel does not have.
     """
+
+    def predict_on(profile: Profile) -> Prediction:
+        return _predict(scenario, profile, exact, allow_import, host_reference_s)
+
+    found = predict_on(profile)
+    idle = tuple(idle_settings(found, predict_on, doubted))
+    warnings = (*found.warnings, *idle_warnings(scenario, profile, idle))
+    return replace(found, idle_settings=idle, warnings=warnings)
+
+
+def _predict(
+    scenario: Scenario, profile: Profile, exact: bool, allow_import: bool, host_reference_s: float | None
+) -> Prediction:
     check_supported(scenario, profile)
     interconnect = interconnect_of(scenario, profile)
     slowness = host_slowness(profile, host_reference_s, talks=interconnect is not None)
@@ -111,7 +131,9 @@ def predict(
         model_flops=fmean(step_flops(timelines[at], steps[at].program) for at in along),
         communication_bytes=communication_bytes(timeline, step.program),
         collective_provenance=collective_shares(timeline, step.collectives),
+        scaled_share=scaled_share(kernels),
         assumptions=(
+            *scaling_assumptions(kernels, profile),
             *assumptions(scenario, interconnect, [route for each in together for route in each.routes]),
             *message_assumptions([each.program for each in together], profile),
         ),

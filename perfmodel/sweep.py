@@ -159,6 +159,7 @@ def sweep(
     follows = _gpus_follow(path, vary, assignments, device)
     found: list[Configuration] = []
     names: tuple[str, str] | None = None
+    matter: set[str] = set()  # settings that were seen to change an answer
     with _bar(math.prod(map(len, vary.values())), progress) as advance:
         for values, asked in _combinations(vary, assignments):
             try:
@@ -166,7 +167,9 @@ def sweep(
                 if follows:
                     hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
                     scenario = scenario.model_copy(update={"hardware": hardware})
-                prediction = predict(scenario, profile, exact=exact, allow_import=allow_import)
+                doubted = profile.provenance.get("set", {}).keys() - matter
+                prediction = predict(scenario, profile, exact=exact, allow_import=allow_import, doubted=doubted)
+                matter |= doubted.difference(prediction.idle_settings)
             except PerfModelError as error:
                 found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
             except Exception as error:  # a defect must not lose what other configurations took long to find

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.file_kinds import PROFILE
@@ -234,6 +234,26 @@ class Profile(_Section):
     transfers: dict[str, TransferRecord] = {}
     topology: str | None = None
     unstable: tuple[str, ...] = ()
+    _original: Profile | None = PrivateAttr(default=None)
+    _as_measured: Profile | None = PrivateAttr(default=None)
+
+    @property
+    def original(self) -> Profile:
+        """The profile as its file has it, without the values that ``--set`` gave; itself where none were given."""
+        return self if self._original is None else self._original
+
+    @property
+    def as_measured(self) -> Profile | None:
+        """The same with the datasheet, the cache and the gaps that its kernels were timed with; None where
+        these are its own, so that no time is to be scaled (:mod:`perfmodel.cost.kernels.scaling`).
+        """
+        return self._as_measured
+
+    def changed_from(self, original: Profile, as_measured: Profile | None) -> Profile:
+        """A copy that knows from which profile it was made; see :attr:`original` and :attr:`as_measured`."""
+        changed = self.model_copy()
+        changed._original, changed._as_measured = original, as_measured
+        return changed
 
     @property
     def cache_capacity_bytes(self) -> float:

@@ -33,8 +33,8 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     it ``holds``. ``retries`` of the allocator are of all steps until then, ``step_retries`` of each later step, whose
     time is predicted without them. ``pipeline`` is null without one; its ``blocks`` are the
     repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
-    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, those of ``collectives``, and
-    ``assumptions`` in words.
+    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, what of it all was ``scaled`` to
+    another datasheet, those of ``collectives``, and ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {
@@ -55,6 +55,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "bottleneck": prediction.bottleneck,
         "provenance": {
             **prediction.provenance,
+            "scaled": prediction.scaled_share,
             "collectives": prediction.collective_provenance,
             "assumptions": list(prediction.assumptions),
         },

@@ -265,6 +265,8 @@ def _table(title: str) -> Table:
 def _provenance(prediction: Prediction) -> Text:
     shares = ", ".join(_shares(prediction.provenance, KERNEL_SOURCES))
     text = Text("\nwhere the numbers come from: ", style="cyan").append(shares or "nothing runs", style="default")
+    if prediction.scaled_share > 0:
+        text.append(f"; {prediction.scaled_share:.1%} scaled to another datasheet".replace("%", " %"), style="default")
     if prediction.collective_provenance:
         shares = ", ".join(_shares(prediction.collective_provenance, COLLECTIVE_SOURCES))
         text.append("\nof the collectives: ", style="cyan").append(shares, style="default")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
 from perfmodel.cost.host import AGAIN, REFERENCE
+from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Collective, Program
@@ -43,6 +44,35 @@ def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
     for use in kernels:
         shares[use.cost.source] += use.total_s / busy_s
     return shares
+
+
+def scaled_share(kernels: Sequence[KernelUse]) -> float:
+    """Share of the device's busy time that kernels take whose measured times were scaled to another datasheet."""
+    busy_s = sum(use.total_s for use in kernels) or 1.0
+    return sum(use.total_s for use in kernels if is_scaled(use.cost)) / busy_s
+
+
+def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[str]:
+    """As :func:`assumptions`, where times are scaled to another datasheet than they were measured with."""
+    share, measured = scaled_share(kernels), profile.as_measured
+    if share > 0 and measured is not None:
+        yield (
+            "kernels that come as near to their rooflines as they were measured to, on a device with "
+            f"{' and '.join(_datasheet_changes(measured, profile))} ({format_share(share)} of the device time is scaled)"
+        )
+
+
+def _datasheet_changes(measured: Profile, asked: Profile) -> Iterator[str]:
+    """What kernels' times are scaled by, in words."""
+    was, is_now = measured.device, asked.device
+    if was.peak_memory_bytes_per_s != is_now.peak_memory_bytes_per_s:
+        yield f"peak_memory_bytes_per_s {is_now.peak_memory_bytes_per_s:g} for {was.peak_memory_bytes_per_s:g}"
+    for kind, peak in is_now.peak_flops_per_s.items():
+        if peak != was.peak_flops_per_s.get(kind):
+            yield f"peak_flops_per_s.{kind} {peak:g} for {was.peak_flops_per_s[kind]:g}"
+    was_bytes, is_bytes = measured.cache_capacity_bytes, asked.cache_capacity_bytes
+    if was_bytes != is_bytes:
+        yield f"a cache that holds {format_bytes(is_bytes)} for {format_bytes(was_bytes)}"
 
 
 def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> dict[str, float]:

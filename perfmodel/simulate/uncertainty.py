@@ -1,10 +1,13 @@
 """How sure: the 90 % interval of a step time, by quadrature of independent relative errors.
 
-    sigma^2 = (1 + b)^2 (sum over keys (n t s)^2 + sum over classes (T_class sigma_class)^2 + clock^2) + host^2 + wire^2
+    sigma^2 = (1 + b)^2 (keys^2 + classes^2 + scaled^2 + clock^2) + host^2 + wire^2
+    keys^2 = sum over keys (n t s)^2      classes^2 = sum over classes (T_class sigma_class)^2      scaled = sum n t g
 
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
-the whole class. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
+the whole class. g: what scaling a key's time to another datasheet leaves open, a share of the logarithm of how much
+it was scaled (:data:`~perfmodel.cost.kernels.scaling.SCALED_SPREAD`); all keys err alike, so these add up as they are.
+b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
 decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
@@ -21,6 +24,7 @@ from itertools import groupby
 
 import numpy as np
 
+from perfmodel.cost.kernels.scaling import scaling_spread
 from perfmodel.simulate.prediction import KernelUse
 
 NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
@@ -49,7 +53,8 @@ def step_interval_s(
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    on_path = (1 + bubbles) ** 2 * (keys + classes + clock_s**2)
+    scaled_s = sum(use.total_s * scaling_spread(use.cost) for use in uses)
+    on_path = (1 + bubbles) ** 2 * (keys + classes + scaled_s**2 + clock_s**2)
     half_s = NORMAL_90 * float(np.sqrt(on_path + host_s**2 + wire_s**2))
     return _low_s(step_time_s, half_s), step_time_s + half_s
 

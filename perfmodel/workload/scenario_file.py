@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.hardware.rescaling import rescaled
 from perfmodel.reading import read_bytes, refuse_not_finite
 from perfmodel.schema import sentence_of, shortened
 from perfmodel.units import MIB
@@ -180,18 +181,39 @@ def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
     PerfModelError
         If a key is unknown or a value breaks a rule.
     """
-    changes = {key: value for key, value in map(parse_assignment, assignments) if _is_of_profile(key)}
+    return _changed(profile, {key: value for key, value in map(parse_assignment, assignments) if _is_of_profile(key)})
+
+
+def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> Iterator[tuple[str, Profile]]:
+    """Each key that ``--set`` gave another value than the profile's own, with the profile as it is without that one.
+
+    keys: those to leave out; all if not given.
+    """
+    changes = {} if profile.original is profile else profile.provenance["set"]
+    for key in changes:
+        if keys is None or key in keys:
+            without = _changed(profile.original, {other: changes[other] for other in changes if other != key})
+            if not _says_the_same(without, profile):
+                yield key, without
+
+
+def _says_the_same(profile: Profile, other: Profile) -> bool:
+    return all(getattr(profile, name) == getattr(other, name) for name in Profile.model_fields if name != "provenance")
+
+
+def _changed(profile: Profile, changes: Mapping[str, Any]) -> Profile:
     if not changes:
         return profile
     data = profile.model_dump()
     for key, value in changes.items():
         refuse_not_finite(value, "--set", WRITE_NUMBER, key)
         _assign(data, key.removeprefix("hardware."), value, key)
-    data["provenance"]["set"] = changes
+    data["provenance"]["set"] = dict(changes)
     try:
-        return Profile.model_validate(data)
+        asked = Profile.model_validate(data)
     except ValidationError as error:
         raise PerfModelError(f"--set hardware.{sentence_of(error, Profile, data, 'profile')}") from error
+    return rescaled(profile, asked)
 
 
 def _is_of_profile(key: str) -> bool:

@@ -9,6 +9,7 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.cost import KernelCost, Source
 from perfmodel.cost.kernels.curves import predict_times_s
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
+from perfmodel.cost.kernels.scaling import scaled_cost
 from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.residency import held_share
@@ -43,7 +44,7 @@ def kernel_costs(
     known = _memory_of(profile).setdefault((matmul_tf32, exact), {})
     missing = list(dict.fromkeys(operation for operation in operations if operation not in known))
     if missing:
-        known.update(zip(missing, _work_out(missing, profile, matmul_tf32, exact), strict=True))
+        known.update(zip(missing, _costs(missing, profile, matmul_tf32, exact), strict=True))
     return [known[operation] for operation in operations]
 
 
@@ -53,6 +54,17 @@ def _memory_of(profile: Profile) -> dict[tuple[bool, bool], Known]:
         _known[identity] = {}
         weakref.finalize(profile, _known.pop, identity, None)
     return _known[identity]
+
+
+def _costs(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:
+    """As the profile's device takes, or, where its datasheet was changed, the device that was measured, scaled."""
+    if profile.as_measured is None:
+        return _work_out(operations, profile, matmul_tf32, exact)
+    measured = kernel_costs(operations, profile.as_measured, matmul_tf32, exact)
+    return [
+        scaled_cost(cost, operation, profile.as_measured, profile, matmul_tf32)
+        for cost, operation in zip(measured, operations, strict=True)
+    ]
 
 
 def _work_out(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:

@@ -43,12 +43,31 @@ def roofline_time_s(operation: Operation, device: Device, matmul_tf32: bool) -> 
             f"{operation.name}: no measured time, curve or datasheet peak of {device.name} covers it"
             " (got none of the three). Calibrate it: `perfmodel calibrate --scenario FILE`."
         )
-    kind = classify(operation)
-    floor_s = LAUNCH_FLOOR_S[device.kind]
-    moving_s = least_bytes(operation) / (MEMORY_EFFICIENCY * device.peak_memory_bytes_per_s)
-    peak = _peak_flops_per_s(device, arithmetic_kind(operation, matmul_tf32))
-    efficiency = COMPUTE_EFFICIENCY.get(kind, POINTWISE_EFFICIENCY) * _filled(operation, kind, device)
-    return floor_s + max(physical_flops(operation) / (efficiency * peak), moving_s)
+    return LAUNCH_FLOOR_S[device.kind] + busy_time_s(operation, device, matmul_tf32, least_bytes(operation))
+
+
+def busy_time_s(operation: Operation, device: Device, matmul_tf32: bool, memory_bytes: float) -> float:
+    """Seconds of the work alone, without the launch: max(FLOPs / (e_c u peak), bytes / (e_m peak bandwidth)).
+
+    Parameters
+    ----------
+    operation : Operation
+    device : Device
+        A peak that it does not know limits nothing.
+    matmul_tf32 : bool
+        Whether float32 products may use TF32.
+    memory_bytes : float
+        What comes from memory and goes there, and not through the cache alone.
+    """
+    moving_s = computing_s = 0.0
+    if device.peak_memory_bytes_per_s is not None:
+        moving_s = memory_bytes / (MEMORY_EFFICIENCY * device.peak_memory_bytes_per_s)
+    if device.peak_flops_per_s:
+        kind = classify(operation)
+        peak = _peak_flops_per_s(device, arithmetic_kind(operation, matmul_tf32))
+        efficiency = COMPUTE_EFFICIENCY.get(kind, POINTWISE_EFFICIENCY) * _filled(operation, kind, device)
+        computing_s = physical_flops(operation) / (efficiency * peak)
+    return max(computing_s, moving_s)
 
 
 def _peak_flops_per_s(device: Device, arithmetic: str) -> float:

@@ -1,0 +1,120 @@
+"""What a kernel that was timed on one device takes on another, which differs in its datasheet alone.
+
+    t' = f + (t - f) + l (R' / R - 1)        R = max(FLOPs / (e_c u peak), bytes / (e_m bandwidth))        l <= t - f
+
+R, R': the roofline of the device that was measured and of the one that is asked about
+(:mod:`perfmodel.cost.kernels.roofline`). f: launches, which no peak shortens. l: the seconds that the roofline limits,
+min(t - f, R / LIMITED). A kernel that comes within LIMITED of what well-tuned kernels sustain is limited by its roofline
+and keeps its efficiency. Of a slower kernel only as much time follows the roofline as one at LIMITED would need; the
+rest waits for something that no datasheet names, and stays.
+
+Bytes are those that cross to memory: a kernel that finds all it touches in the cache does not gain from a faster
+memory. A cache of another capacity holds another share h of them, and each byte it holds saves what a miss was measured
+to cost, at most half of the cold time:
+
+    warm' = warm - (h' - h) min(bytes x miss, (cold - f) / 2)
+
+Assumes: the same kernels, as many multiprocessors, and efficiencies that a changed peak leaves as they are. Source of
+LIMITED and SCALED_SPREAD: bf16 products of the same shapes on H100 and B200, whose peaks differ 2.1 times: those that
+took more than 50 us on the H100 were 1.78 times as fast in the median, small ones as little as 1.03 times (a fifth of
+the logarithm of the peaks' ratio is lost in the median); copies on H100 and H200, 1.38 times as fast where the
+datasheet says 1.43 (Azure/AI-benchmarking-guide, BabelStream).
+"""
+
+from __future__ import annotations
+
+from math import log
+
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
+from perfmodel.cost.kernels.work import footprint_bytes
+from perfmodel.cost.residency import held_share
+from perfmodel.cost.transfers import pinned_copy
+from perfmodel.hardware.profile import Profile
+from perfmodel.workload.ops import Operation
+
+LIMITED = 0.5  # of the rate that well-tuned kernels sustain
+SCALED_SPREAD = 0.2  # standard deviation, of the logarithm of how many times as long a kernel takes
+SHORTEST_S = 1e-9  # that a kernel takes without any gap
+MOST_SAVED = 0.5  # of a cold time, by a cache that holds everything
+
+
+def scaled_cost(
+    cost: KernelCost, operation: Operation, measured: Profile, asked: Profile, matmul_tf32: bool
+) -> KernelCost:
+    """The cost of one call on the device that is asked about.
+
+    Parameters
+    ----------
+    cost : KernelCost
+        On the device that was measured.
+    operation : Operation
+        The call.
+    measured, asked : Profile
+        Profiles that differ in peaks, in the cache's capacity or in the gap between kernels.
+    matmul_tf32 : bool
+        Whether float32 products may use TF32.
+
+    Returns
+    -------
+    KernelCost
+        The same one where nothing changes for the call: where peaks are equal, or something else limits it.
+    """
+    if cost.kernels == 0 or pinned_copy(operation) is not None:  # nothing runs, or a copy engine does
+        return cost
+    cost, launches_s = _with_gaps(cost, measured, asked)
+    hits, hits_asked = (_hits(cost, operation, each) for each in (measured, asked))
+    warm_s, cold_s = cost.time_s, cost.cold_time_s
+    if hits != hits_asked:
+        saved_s = min(
+            cost.bytes * (measured.cache.miss_s_per_byte or 0.0), MOST_SAVED * max(cold_s - launches_s, 0.0)
+        )
+        warm_s = min(warm_s - (hits_asked - hits) * saved_s, cold_s)
+
+    def scaled_s(time_s: float, memory_bytes: float) -> float:
+        was_s, is_s = (
+            busy_time_s(operation, each.device, matmul_tf32, memory_bytes) for each in (measured, asked)
+        )
+        limited_s = min(max(time_s - launches_s, 0.0), was_s / LIMITED)
+        return time_s + limited_s * (is_s / was_s - 1) if limited_s > 0 else time_s
+
+    warm_s = scaled_s(warm_s, cost.bytes * (1 - hits_asked))
+    cold_s = max(scaled_s(cold_s, cost.bytes), warm_s)
+    if (warm_s, cold_s) == (cost.time_s, cost.cold_time_s):
+        return cost
+    return cost._replace(
+        time_s=warm_s, cold_time_s=cold_s, unscaled_s=cost.time_s, unscaled_cold_s=cost.cold_time_s
+    )
+
+
+def is_scaled(cost: KernelCost) -> bool:
+    """Whether the cost's times are those of another device than was measured."""
+    return cost.unscaled_s is not None
+
+
+def scaling_spread(cost: KernelCost) -> float:
+    """The relative standard deviation that comes with scaling: SCALED_SPREAD of the logarithm of times as long.
+
+    >>> round(scaling_spread(KernelCost(2e-6, 0, "exact", "copy", 0, 1, "fp32", 1, 2e-6, 1e-6, 1e-6)), 3)
+    0.139
+    """
+    pairs = (cost.time_s, cost.unscaled_s), (cost.cold_time_s, cost.unscaled_cold_s)
+    return SCALED_SPREAD * max((abs(log(now / was)) for now, was in pairs if was and now), default=0.0)
+
+
+def _with_gaps(cost: KernelCost, measured: Profile, asked: Profile) -> tuple[KernelCost, float]:
+    """The cost with the gaps that are asked for, which its times contain, and the seconds of its launches."""
+    launches_s, device = cost.kernels * LAUNCH_FLOOR_S[measured.device.kind], measured.device
+    longer_s = cost.kernels * (asked.launch.gap_s - measured.launch.gap_s) if device.kind == "cuda" else 0.0
+    if longer_s == 0:
+        return cost, launches_s
+    warm_s, cold_s = (max(time_s + longer_s, SHORTEST_S) for time_s in (cost.time_s, cost.cold_time_s))
+    return cost._replace(time_s=warm_s, cold_time_s=cold_s), max(launches_s + longer_s, 0.0)
+
+
+def _hits(cost: KernelCost, operation: Operation, profile: Profile) -> float:
+    """The share of its bytes that a repeated call finds in the cache; a roofline takes all from memory."""
+    capacity_bytes = profile.cache_capacity_bytes
+    if capacity_bytes <= 0 or cost.source == "roofline":
+        return 0.0
+    return float(held_share(footprint_bytes(operation), capacity_bytes))

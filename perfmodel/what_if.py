@@ -1,0 +1,72 @@
+"""Which settings of a what-if change nothing, so that no answer passes for one about a setting that it ignores.
+
+A setting is left out and the step predicted once more: if every figure of the answer stays as it is, to the last bit,
+the setting had no effect. That holds for whatever key a profile has, or will have, and for each scenario anew: a faster
+memory changes nothing for a step that waits for its host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.profile import Profile
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario_file import settings_left_out
+
+
+def idle_settings(
+    prediction: Prediction, predict_on: Callable[[Profile], Prediction], doubted: Collection[str] | None = None
+) -> list[str]:
+    """Keys of ``--set`` without which the same profile gives the same answer, the other settings being as they are.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        With all settings.
+    predict_on : callable
+        Predicts the same scenario on another profile.
+    doubted : collection of str, optional
+        Keys to look at; all that were set if left out.
+    """
+    answer, idle = _figures(prediction), []
+    for key, profile in settings_left_out(prediction.profile, doubted):
+        try:
+            without = predict_on(profile)
+        except PerfModelError:  # the answer needs the setting
+            continue
+        if _figures(without) == answer:
+            idle.append(key)
+    return idle
+
+
+def idle_warnings(scenario: Scenario, profile: Profile, idle: Collection[str]) -> Iterator[str]:
+    """A sentence for each setting without effect. idle: as :func:`idle_settings` finds them."""
+    values = profile.provenance.get("set", {})
+    for key in idle:
+        yield f"{key}={values[key]} changes nothing here: without it the step and its memory are the same"
+    name = scenario.hardware.interconnect
+    if name is not None and scenario.parallelism.ranks == 1:
+        yield f"hardware.interconnect={name} changes nothing here: one rank talks to nobody"
+
+
+def _figures(prediction: Prediction) -> tuple[object, ...]:
+    """What an answer consists of. Capacity is part of one about memory, even where everything fits in either."""
+    memories = [
+        (each.fits, each.retries, str(each.out_of_memory), each.fits and (each.device_bytes, each.peak_reserved_bytes))
+        for each in prediction.rank_memories
+    ]
+    return (
+        prediction.step_time_s,
+        prediction.interval_s,
+        prediction.timeline.synced_step_time_s,
+        [each.step_time_s for each in prediction.rank_timelines],
+        prediction.breakdown,
+        prediction.bottleneck,
+        prediction.communication_bytes,
+        prediction.model_flops,
+        prediction.clock and (prediction.clock.hz, prediction.clock.limit_w),
+        memories,
+        prediction.profile.device.memory_bytes if memories else None,
+    )
