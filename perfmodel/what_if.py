@@ -54,7 +54,7 @@ def idle_warnings(scenario: Scenario, profile: Profile, idle: Collection[str]) -
 def _figures(prediction: Prediction) -> tuple[object, ...]:
     """What an answer consists of. Capacity is part of one about memory, even where everything fits in either."""
     memories = [
-        (each.fits, each.retries, str(each.out_of_memory), each.fits and (each.device_bytes, each.peak_reserved_bytes))
+        (each.needed_bytes, each.peak_reserved_bytes, each.retries, str(each.out_of_memory))
         for each in prediction.rank_memories
     ]
     return (

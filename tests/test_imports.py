@@ -29,6 +29,7 @@ LAYERS = {
     "perfmodel.closed_form": 5,
     "perfmodel.report": 6,
     "perfmodel.support": 6,
+    "perfmodel.what_if": 6,
     "perfmodel.api": 7,
     "perfmodel.comparison": 8,
     "perfmodel.sweep": 8,

@@ -2,9 +2,9 @@
 
 Kernels are timed on one device. When a what-if changes a peak, the cache or the gap between kernels, the profile keeps
 the values of before as :attr:`~perfmodel.hardware.profile.Profile.as_measured`, from which kernel times are scaled
-(:mod:`perfmodel.cost.kernels.scaling`). Two constants are scaled here: the cache's capacity, with the size of the cache,
-and the FLOP/s at which kinds of work draw their power, with the peak of their arithmetic (a chip that computes twice as
-fast is taken to draw as much as before at the same share of its peak).
+(:mod:`perfmodel.cost.kernels.scaling`). Two constants are scaled here: the cache's capacity, with the cache's size, and
+the FLOP/s at which kinds of work draw their power, with the peak of their arithmetic: a chip that computes twice as
+fast is taken to draw as much as before at the same share of its peak.
 """
 
 from __future__ import annotations

@@ -43,10 +43,11 @@ class Prediction:
     provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
     collectives' time alone by source (exact, curve, extrapolated), empty where there are none. communication_bytes: by
     group; of collectives, the sizes that nccl-tests counts, of messages (group ``pp``, or one for each two ranks) all
-    that the rank sends and receives. scaled_share: of the device's busy time, what kernels take whose measured times were
-    scaled to another datasheet. idle_settings: keys of ``--set`` that change nothing in the answer. assumptions: what was not measured but supposed, such as faster links. clock: to
-    which the power limit lowers it, which kernels and their times contain; None at the full one. kernels: largest total
-    first. model_flops: of the whole step over all ranks, per rank.
+    that the rank sends and receives. scaled_share: of the device's busy time, what kernels take whose measured times
+    were scaled to another datasheet. idle_settings: keys of ``--set`` that change nothing in the answer. assumptions:
+    what was not measured but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
+    and their times contain; None at the full one. kernels: largest total first. model_flops: of the whole step over all
+    ranks, per rank.
 
     Of one rank are program, timeline, memory, clock, kernels, breakdown, communication_bytes and provenance: of a
     pipeline, of shown_rank, the first of those whose compute streams work longest; else, where shown_rank is None, of

@@ -56,9 +56,10 @@ def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Itera
     """As :func:`assumptions`, where times are scaled to another datasheet than they were measured with."""
     share, measured = scaled_share(kernels), profile.as_measured
     if share > 0 and measured is not None:
+        changes = " and ".join(_datasheet_changes(measured, profile))
         yield (
-            "kernels that come as near to their rooflines as they were measured to, on a device with "
-            f"{' and '.join(_datasheet_changes(measured, profile))} ({format_share(share)} of the device time is scaled)"
+            f"kernels that come as near to their rooflines as they were measured to, on a device with {changes} "
+            f"({format_share(share)} of the device time is scaled)"
         )
 
 

@@ -86,8 +86,10 @@ def test_is_plain_json_and_null_where_unknown() -> None:
 
 def test_provenance_holds_collectives_and_assumptions() -> None:
     shares = {"exact": 0.25, "curve": 0.0, "extrapolated": 0.75}
-    found = json_report(prediction(collective_provenance=shares, assumptions=("GPU speeds 1, 0.5",)))["provenance"]
-    assert found == prediction().provenance | {"collectives": shares, "assumptions": ["GPU speeds 1, 0.5"]}
+    said = {"collective_provenance": shares, "scaled_share": 0.5, "assumptions": ("GPU speeds 1, 0.5",)}
+    found = json_report(prediction(**said))["provenance"]
+    also = {"collectives": shares, "scaled": 0.5, "assumptions": ["GPU speeds 1, 0.5"]}
+    assert found == prediction().provenance | also
     assert json_report(prediction())["provenance"]["collectives"] == {}
 
 

@@ -1,18 +1,16 @@
 """What a kernel that was timed on one device takes on another, which differs in its datasheet alone.
 
-    t' = f + (t - f) + l (R' / R - 1)        R = max(FLOPs / (e_c u peak), bytes / (e_m bandwidth))        l <= t - f
+    t' = t + l (R' / R - 1)      l = min(t - f, R / LIMITED)      R = max(FLOPs / (e_c u peak), bytes / (e_m bandwidth))
 
-R, R': the roofline of the device that was measured and of the one that is asked about
-(:mod:`perfmodel.cost.kernels.roofline`). f: launches, which no peak shortens. l: the seconds that the roofline limits,
-min(t - f, R / LIMITED). A kernel that comes within LIMITED of what well-tuned kernels sustain is limited by its roofline
-and keeps its efficiency. Of a slower kernel only as much time follows the roofline as one at LIMITED would need; the
-rest waits for something that no datasheet names, and stays.
+R, R': the roofline of the device that was measured and of the one that is asked about, without launches
+(:func:`perfmodel.cost.kernels.roofline.busy_time_s`). f: the launches, which no peak shortens. l: the seconds that the
+roofline limits. A kernel that comes within LIMITED of what well-tuned kernels sustain keeps its efficiency. Of a slower
+kernel only as much time follows the roofline as it would take at LIMITED; the rest waits for something that no
+datasheet names, and stays.
 
-Bytes are those that cross to memory: a kernel that finds all it touches in the cache does not gain from a faster
-memory. A cache of another capacity holds another share h of them, and each byte it holds saves what a miss was measured
-to cost, at most half of the cold time:
-
-    warm' = warm - (h' - h) min(bytes x miss, (cold - f) / 2)
+Bytes that a repeated call finds in the cache, a share h of them, count as CACHED of what the measured memory takes for
+them, and never as more than the new memory takes: they do not gain from a faster memory before it is as fast as the
+cache. A cache of another capacity holds another share.
 
 Assumes: the same kernels, as many multiprocessors, and efficiencies that a changed peak leaves as they are. Source of
 LIMITED and SCALED_SPREAD: bf16 products of the same shapes on H100 and B200, whose peaks differ 2.1 times: those that
@@ -36,7 +34,7 @@ from perfmodel.workload.ops import Operation
 LIMITED = 0.5  # of the rate that well-tuned kernels sustain
 SCALED_SPREAD = 0.2  # standard deviation, of the logarithm of how many times as long a kernel takes
 SHORTEST_S = 1e-9  # that a kernel takes without any gap
-MOST_SAVED = 0.5  # of a cold time, by a cache that holds everything
+CACHED = 0.5  # of what a byte from memory takes, one from the cache; H200: 4.3 TB/s and about twice that
 
 
 def scaled_cost(
@@ -63,28 +61,23 @@ def scaled_cost(
     if cost.kernels == 0 or pinned_copy(operation) is not None:  # nothing runs, or a copy engine does
         return cost
     cost, launches_s = _with_gaps(cost, measured, asked)
-    hits, hits_asked = (_hits(cost, operation, each) for each in (measured, asked))
-    warm_s, cold_s = cost.time_s, cost.cold_time_s
-    if hits != hits_asked:
-        saved_s = min(
-            cost.bytes * (measured.cache.miss_s_per_byte or 0.0), MOST_SAVED * max(cold_s - launches_s, 0.0)
-        )
-        warm_s = min(warm_s - (hits_asked - hits) * saved_s, cold_s)
 
-    def scaled_s(time_s: float, memory_bytes: float) -> float:
-        was_s, is_s = (
-            busy_time_s(operation, each.device, matmul_tf32, memory_bytes) for each in (measured, asked)
-        )
+    def scaled_s(time_s: float, was_bytes: float, is_bytes: float) -> float:
+        was_s = busy_time_s(operation, measured.device, matmul_tf32, was_bytes)
+        is_s = busy_time_s(operation, asked.device, matmul_tf32, is_bytes)
         limited_s = min(max(time_s - launches_s, 0.0), was_s / LIMITED)
         return time_s + limited_s * (is_s / was_s - 1) if limited_s > 0 else time_s
 
-    warm_s = scaled_s(warm_s, cost.bytes * (1 - hits_asked))
-    cold_s = max(scaled_s(cold_s, cost.bytes), warm_s)
+    held, will_be_held = (_held(cost, operation, each) for each in (measured, asked))
+    was, is_now = (each.device.peak_memory_bytes_per_s or 1.0 for each in (measured, asked))
+    was_bytes = _memory_bytes(cost, held, 1.0)
+    same_cache_s = scaled_s(cost.time_s, was_bytes, _memory_bytes(cost, held, is_now / was))
+    warm_s = scaled_s(cost.time_s, was_bytes, _memory_bytes(cost, will_be_held, is_now / was))
+    cold_s = max(scaled_s(cost.cold_time_s, cost.bytes, cost.bytes), same_cache_s)
+    warm_s = min(warm_s, cold_s)
     if (warm_s, cold_s) == (cost.time_s, cost.cold_time_s):
         return cost
-    return cost._replace(
-        time_s=warm_s, cold_time_s=cold_s, unscaled_s=cost.time_s, unscaled_cold_s=cost.cold_time_s
-    )
+    return cost._replace(time_s=warm_s, cold_time_s=cold_s, unscaled_s=cost.time_s, unscaled_cold_s=cost.cold_time_s)
 
 
 def is_scaled(cost: KernelCost) -> bool:
@@ -112,9 +105,14 @@ def _with_gaps(cost: KernelCost, measured: Profile, asked: Profile) -> tuple[Ker
     return cost._replace(time_s=warm_s, cold_time_s=cold_s), max(launches_s + longer_s, 0.0)
 
 
-def _hits(cost: KernelCost, operation: Operation, profile: Profile) -> float:
+def _held(cost: KernelCost, operation: Operation, profile: Profile) -> float:
     """The share of its bytes that a repeated call finds in the cache; a roofline takes all from memory."""
     capacity_bytes = profile.cache_capacity_bytes
     if capacity_bytes <= 0 or cost.source == "roofline":
         return 0.0
     return float(held_share(footprint_bytes(operation), capacity_bytes))
+
+
+def _memory_bytes(cost: KernelCost, held: float, faster: float) -> float:
+    """Bytes that a memory so many times as fast takes as long for as a call does that finds a share in the cache."""
+    return cost.bytes * (1 - held + held * min(CACHED * faster, 1.0))
