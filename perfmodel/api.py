@@ -74,9 +74,9 @@ def predict(
         return _predict(scenario, profile, exact, allow_import, host_reference_s)
 
     found = predict_on(profile)
-    idle = tuple(idle_settings(found, predict_on, doubted))
+    idle = idle_settings(found, predict_on, doubted)
     warnings = (*found.warnings, *idle_warnings(scenario, profile, idle))
-    return replace(found, idle_settings=idle, warnings=warnings)
+    return replace(found, idle_settings=(*idle.ignored, *idle.own), warnings=warnings)
 
 
 def _predict(

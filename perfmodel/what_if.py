@@ -8,6 +8,7 @@ memory changes nothing for a step that waits for its host.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
@@ -16,10 +17,19 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import settings_left_out
 
 
+class Idle(NamedTuple):
+    """Keys of ``--set`` that change nothing, the other settings being as they are. ignored: the answer does not depend
+    on them. own: they have the value that the profile has anyway.
+    """
+
+    ignored: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+
 def idle_settings(
     prediction: Prediction, predict_on: Callable[[Profile], Prediction], doubted: Collection[str] | None = None
-) -> list[str]:
-    """Keys of ``--set`` without which the same profile gives the same answer, the other settings being as they are.
+) -> Idle:
+    """The settings without which the answer is the same.
 
     Parameters
     ----------
@@ -30,25 +40,32 @@ def idle_settings(
     doubted : collection of str, optional
         Keys to look at; all that were set if left out.
     """
-    answer, idle = _figures(prediction), []
+    answer, ignored, own = _figures(prediction), [], []
     for key, profile in settings_left_out(prediction.profile, doubted):
+        if _says_the_same(profile, prediction.profile):
+            own.append(key)
+            continue
         try:
             without = predict_on(profile)
         except PerfModelError:  # the answer needs the setting
             continue
         if _figures(without) == answer:
-            idle.append(key)
-    return idle
+            ignored.append(key)
+    return Idle(tuple(ignored), tuple(own))
 
 
-def idle_warnings(scenario: Scenario, profile: Profile, idle: Collection[str]) -> Iterator[str]:
-    """A sentence for each setting without effect. idle: as :func:`idle_settings` finds them."""
+def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[str]:
+    """A sentence for each setting that the answer does not depend on."""
     values = profile.provenance.get("set", {})
-    for key in idle:
+    for key in idle.ignored:
         yield f"{key}={values[key]} changes nothing here: without it the step and its memory are the same"
     name = scenario.hardware.interconnect
     if name is not None and scenario.parallelism.ranks == 1:
         yield f"hardware.interconnect={name} changes nothing here: one rank talks to nobody"
+
+
+def _says_the_same(profile: Profile, other: Profile) -> bool:
+    return all(getattr(profile, name) == getattr(other, name) for name in Profile.model_fields if name != "provenance")
 
 
 def _figures(prediction: Prediction) -> tuple[object, ...]:

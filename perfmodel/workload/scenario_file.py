@@ -185,20 +185,14 @@ def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
 
 
 def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> Iterator[tuple[str, Profile]]:
-    """Each key that ``--set`` gave another value than the profile's own, with the profile as it is without that one.
+    """Each key that ``--set`` gave, with the profile as it is without that one.
 
     keys: those to leave out; all if not given.
     """
     changes = {} if profile.original is profile else profile.provenance["set"]
     for key in changes:
         if keys is None or key in keys:
-            without = _changed(profile.original, {other: changes[other] for other in changes if other != key})
-            if not _says_the_same(without, profile):
-                yield key, without
-
-
-def _says_the_same(profile: Profile, other: Profile) -> bool:
-    return all(getattr(profile, name) == getattr(other, name) for name in Profile.model_fields if name != "provenance")
+            yield key, _changed(profile.original, {other: changes[other] for other in changes if other != key})
 
 
 def _changed(profile: Profile, changes: Mapping[str, Any]) -> Profile:

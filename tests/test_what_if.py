@@ -1,0 +1,80 @@
+"""A setting of the hardware changes the answer, or the answer says that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.api import predict
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.sweep import parse_vary, sweep
+from perfmodel.workload.scenario_file import load_question
+
+SCENARIOS = Path(__file__).parents[1] / "scenarios"
+ALONE = SCENARIOS / "gpt2-batch1.yaml"
+LARGE = SCENARIOS / "gpt2.7b.yaml"
+
+
+def answer(path: Path, *assignments: str) -> Prediction:
+    return predict(*load_question(path, assignments))
+
+
+def said_idle(prediction: Prediction) -> list[str]:
+    return [warning.partition("=")[0] for warning in prediction.warnings if "changes nothing here" in warning]
+
+
+def test_a_faster_memory_makes_a_step_shorter_and_less_certain() -> None:
+    measured = answer(LARGE)
+    faster = answer(LARGE, "hardware.device.peak_memory_bytes_per_s=8e12")
+    assert faster.step_time_s < 0.98 * measured.step_time_s
+    (supposed,) = (text for text in faster.assumptions if "peak_memory_bytes_per_s" in text)
+    assert "8e+12 for 4.8e+12" in supposed
+    assert 0.05 < faster.scaled_share < 1
+    low_s, high_s = faster.interval_s
+    assert (high_s - low_s) / faster.step_time_s > (
+        measured.interval_s[1] - measured.interval_s[0]
+    ) / measured.step_time_s
+    assert said_idle(faster) == []
+
+
+def test_twice_the_device_takes_little_more_than_half_the_step() -> None:
+    peaks = "{fp32: 134e12, tf32: 989e12, bf16: 1979e12, fp16: 1979e12}"
+    twice = answer(LARGE, f"hardware.device.peak_flops_per_s={peaks}", "hardware.device.peak_memory_bytes_per_s=9.6e12")
+    assert 0.5 < twice.step_time_s / answer(LARGE).step_time_s < 0.53
+
+
+def test_the_profiles_own_values_leave_the_answer_as_it_is_to_the_last_bit() -> None:
+    own = ("device.peak_memory_bytes_per_s=4.8e12", "device.peak_flops_per_s.fp32=67e12", "device.l2_bytes=62914560")
+    same, measured = answer(ALONE, *(f"hardware.{text}" for text in own)), answer(ALONE)
+    assert (same.step_time_s, same.interval_s, same.breakdown) == (
+        measured.step_time_s,
+        measured.interval_s,
+        measured.breakdown,
+    )
+    assert (same.scaled_share, said_idle(same), len(same.idle_settings)) == (0, [], 3)
+
+
+def test_a_setting_that_the_step_does_not_depend_on_is_said() -> None:
+    idle = "hardware.device.peak_flops_per_s.fp16=5e15"
+    found = answer(ALONE, idle, "hardware.launch.latency_s=1e-2")
+    assert said_idle(found) == ["hardware.device.peak_flops_per_s.fp16"]
+    assert found.step_time_s != answer(ALONE).step_time_s
+
+
+def test_capacity_is_part_of_the_answer_even_where_all_fits() -> None:
+    assert said_idle(answer(ALONE, "hardware.device.memory_bytes=80e9")) == []
+
+
+def test_one_rank_talks_over_no_interconnect() -> None:
+    assert said_idle(answer(ALONE, "hardware.interconnect=nvlink")) == ["hardware.interconnect"]
+
+
+@pytest.mark.parametrize("first", ["4.8e12", "5e15"])
+def test_a_sweep_says_of_each_configuration_what_changed_nothing(first: str) -> None:
+    key = "hardware.device.peak_flops_per_s.fp16"
+    vary = parse_vary([f"{key}=989.5e12,{first},6e15"])
+    found = [(each.values[key], each.outcome.warnings) for each in sweep(ALONE, vary).configurations if each.outcome]
+    assert len(found) == 3
+    for value, warnings in found:
+        assert any(text.startswith(f"{key}=") for text in warnings) == (value != 989.5e12)
