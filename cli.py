@@ -236,6 +236,7 @@ def formula(name: str | None) -> None:
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Of a list of cases, run just this one; repeatable.")
 @click.option("--timeout", "timeout_s", type=ABOVE_0, default=300.0, show_default=True, help="Seconds a case may take.")
+@click.option("--again", is_flag=True, help="Measure anew what is there already, and replace it.")
 @click.option(
     "--recordings", is_flag=True, help="Also record a profiler trace and the allocator's history of each case."
 )

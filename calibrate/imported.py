@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from calibrate.output_lock import locked
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth, is_nvbandwidth
@@ -28,14 +29,17 @@ def import_measurements(output: Path, file: Path, interconnect: str | None = Non
     Raises
     ------
     PerfModelError
-        If either file cannot be read, or collectives have no name to go under. The profile then stays as it is.
+        If either file cannot be read, collectives have no name to go under, or a calibration is writing the profile,
+        which then stays as it is.
     """
-    profile = load_profile(output)
-    if is_nvbandwidth(file):
-        changed = profile.model_copy(update={"transfers": profile.transfers | import_nvbandwidth(file)})
-    else:
-        changed = _with_collectives(profile, file, interconnect or profile.interconnect, output)
-    save_profile(changed, output)
+    load_profile(output)  # a lock is only for what is a profile
+    with locked(output):
+        profile = load_profile(output)
+        if is_nvbandwidth(file):
+            changed = profile.model_copy(update={"transfers": profile.transfers | import_nvbandwidth(file)})
+        else:
+            changed = _with_collectives(profile, file, interconnect or profile.interconnect, output)
+        save_profile(changed, output)
     return changed
 
 

@@ -10,16 +10,19 @@ from typing import NamedTuple
 from calibrate.communication import Measured, Request, exact_collectives, measure, measured_in
 from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
+from calibrate.output_lock import locked
 from calibrate.own_contention import OwnKernel, beside_of, own_kernels, together
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.file_kinds import STAGES
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
+from perfmodel.writing import check_writable
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget
@@ -87,21 +90,37 @@ def calibrate_interconnect(
         raise PerfModelError(
             f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device}). {remedy}."
         )
-    profile = load_profile(output)
-    before = profile.interconnects.get(name)
-    if only:
-        _check_only(only, name, device, before, scenarios, budget_s)
-    reference = profile.host.get("reference")
-    hosts = max(nodes_of(name), nodes)
-    every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
-    sent = [each for each in every if each is not None]
+    load_profile(output)  # only what is a profile is locked
+    with locked(output, shared=nodes > 1):
+        profile = load_profile(output)
+        if only:
+            _check_only(only, name, device, profile.interconnects.get(name), scenarios, budget_s)
+        hosts = max(nodes_of(name), nodes)
+        every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
+        sent = [each for each in every if each is not None]
+        request = _request(profile, name, ranks, device, sent, budget_s, only, nodes, rendezvous)
+        return _measured_into(output, profile, request, only, timeout_s)
+
+
+def _request(
+    profile: Profile,
+    name: str,
+    ranks: int,
+    device: str,
+    sent: Sequence[_Sent],
+    budget_s: float | None,
+    only: Sequence[str],
+    nodes: int,
+    rendezvous: str | None,
+) -> Request:
     exact = exact_collectives([each for one in sent for each in one.collectives if each.ranks <= ranks])
     if budget_s == 0 and not exact and not only:
         raise PerfModelError(
             f"--budget 0 leaves only what scenarios send over {name} among {ranks} ranks (got nothing). Give such a "
             "--scenario, or a budget."
         )
-    request = Request(
+    reference = profile.host.get("reference")
+    return Request(
         name,
         ranks,
         device,
@@ -113,14 +132,23 @@ def calibrate_interconnect(
         rendezvous=rendezvous,
         own=together(_own_kernels(each, profile) for each in sent) if device == "cuda" else (),
     )
+
+
+def _measured_into(
+    output: Path, profile: Profile, request: Request, only: Sequence[str], timeout_s: float | None
+) -> Profile | None:
+    """Run the request and write the profile; also where the run fails, with what the stages that ended found."""
+    name = request.interconnect
+    before = profile.interconnects.get(name)
     if timeout_s is None:
         own_s = request.own_budget_s if request.own else 0.0
-        timeout_s = TIMEOUT_S + own_s + max(request.budget_s - BUDGET_S[device], 0.0)
+        timeout_s = TIMEOUT_S + own_s + max(request.budget_s - BUDGET_S[request.device], 0.0)
     kept = output.with_suffix(f".{name}.partial.json")
+    check_writable(kept, STAGES)
     try:
         found = measure(request, timeout_s, kept)
     except PerfModelError:
-        if kept.exists():  # what the stages that ended found
+        if kept.exists():
             found = measured_in(kept, request)
             save_profile(merged(profile, name, _again(before, found, only)), output)
         raise
@@ -134,7 +162,7 @@ def calibrate_interconnect(
     seconds = profile.provenance.get("interconnects_s", {}) | {name: stages_s}
     profile = profile.model_copy(
         update={
-            "gpus": max(profile.gpus, ranks),
+            "gpus": max(profile.gpus, request.ranks),
             "provenance": profile.provenance | {"interconnects_s": seconds},
         }
     )

@@ -36,6 +36,12 @@ class WantedScenario(NamedTuple):
 Wanted = list[WantedScenario]
 
 
+def check_output_name(output: Path) -> None:
+    """Refuse a name that no profile has."""
+    if output.suffix != ".json":
+        raise PerfModelError(f"--output must end in .json (got {str(output)!r}). Add it.")
+
+
 def opened(
     output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None, base: str | None
 ) -> Draft:
@@ -54,8 +60,6 @@ def opened(
         If it must not be there and is, or the reverse, or it or the base was measured on another machine.
     """
     facts = machine.machine_facts(device)
-    if output.suffix != ".json":
-        raise PerfModelError(f"--output must end in .json (got {str(output)!r}). Add it.")
     if output.exists():
         if not existing:
             raise PerfModelError(

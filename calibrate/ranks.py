@@ -6,7 +6,6 @@ The side of the launching process is :func:`run_ranks`; a rank takes its place a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -20,12 +19,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from calibrate.child_process import end_with_parent, ending_with
 from calibrate.interconnects import backend_of, environment
 from perfmodel.errors import PerfModelError
 from perfmodel.writing import write_atomically
 
 GROUP_TIMEOUT_S = 120.0  # for the others, of a rank that waits in a collective
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 LONGEST_CAUSE = 200
 ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?P<code>-?\d+)", re.DOTALL)  # elastic's
@@ -82,7 +81,7 @@ def join(device: str, interconnect: str | None, timeout_s: float = GROUP_TIMEOUT
         If the interconnect is not known, or there are fewer GPUs than ranks.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    _end_with_the_launcher()
+    end_with_parent()
     os.environ.update(_environment(interconnect, rank, size))
     import torch
     import torch.distributed as dist
@@ -117,14 +116,6 @@ def _take_gpu(number: int, gpus: int) -> None:
 
 def _environment(interconnect: str | None, rank: int, size: int) -> dict[str, str]:
     return {} if interconnect is None else environment(interconnect, rank, size)
-
-
-def _end_with_the_launcher() -> None:
-    """Ask Linux to kill this process when its parent dies: a rank has a session of its own, which no signal to the
-    launcher's reaches.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def of_rank_path(path: Path, rank: int) -> Path:
@@ -214,7 +205,8 @@ def run_ranks(launch: Launch) -> None:
 
 
 def run_within(timeout_s: float, command: Sequence[str], log: Path, environment: dict[str, str]) -> int:
-    """The exit code of a command that writes what it says to ``log``. Its processes end at the latest with this call.
+    """The exit code of a command that writes what it says to ``log``. Its processes end at the latest with this call,
+    or with this process.
 
     Raises
     ------
@@ -222,6 +214,7 @@ def run_within(timeout_s: float, command: Sequence[str], log: Path, environment:
         If it did not end within ``timeout_s``.
     """
     with log.open("wb") as output:
+        command, environment = ending_with(os.getpid(), command, environment)
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )

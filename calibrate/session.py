@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,20 @@ from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
 from calibrate.jobs import chosen, job, missing
 from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
-from calibrate.opening import Wanted, opened, wanted_of
+from calibrate.opening import Wanted, check_output_name, opened, wanted_of
+from calibrate.output_lock import locked
 from calibrate.progress import Progress
 from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
+from perfmodel.file_kinds import SAMPLES
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
+from perfmodel.writing import check_writable
 
 BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration
 KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
@@ -88,21 +92,30 @@ def calibrate(
     Raises
     ------
     PerfModelError
-        If the device is not here, ``output`` exists and nothing was asked of it, it or the base was measured on another
-        machine or with other libraries, or a key in ``only`` is unknown.
+        If the device is not here, another calibration is writing ``output``, it exists and nothing was asked of it, it
+        or the base was measured on another machine or with other libraries, or a key in ``only`` is unknown.
     """
     machine.check_device(device)
-    is_new = not output.exists()
-    draft = opened(output, device, name, resume or bool(scenarios) or bool(only), only, base)
-    wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
-    budget_s = BUDGET_S[device] if budget_s is None else budget_s
-    session = _Session(draft, device, Progress(progress), budget_s, allow_import)
+    check_output_name(output)
+    with locked(output), _threads_of(device):
+        is_new = not output.exists()
+        draft = opened(output, device, name, resume or bool(scenarios) or bool(only), only, base)
+        check_writable(draft.samples_path, SAMPLES)
+        wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
+        budget_s = BUDGET_S[device] if budget_s is None else budget_s
+        session = _Session(draft, device, Progress(progress), budget_s, allow_import)
+        with session.progress():
+            return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
+
+
+@contextmanager
+def _threads_of(device: str) -> Iterator[None]:
+    """A CPU is measured with one thread."""
     threads = torch.get_num_threads()
     try:
         if device == "cpu":
             torch.set_num_threads(1)
-        with session.progress():
-            return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
+        yield
     finally:
         torch.set_num_threads(threads)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calibrate.child_process import ending_with
 from perfmodel.errors import PerfModelError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def waiting_gaps_s(spacings_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _of_a_process(environment: dict[str, str]) -> list[float]:
-    command = [sys.executable, "-m", "calibrate.waiting"]
+    command, environment = ending_with(os.getpid(), [sys.executable, "-m", "calibrate.waiting"], environment)
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:

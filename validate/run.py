@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
+from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
+from perfmodel.writing import check_folder, check_writable
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -241,31 +243,41 @@ def measure_cases(
     device: str,
     results: Path,
     *,
+    again: bool = False,
     recordings: bool = False,
     console: Console | None = None,
     **options: Any,
 ) -> Outcome:
     """Measure each case and save it as ``results/<name>.json`` at once; cases already there are kept, not run again.
 
-    Progress goes to ``console``. Failures are collected, and the other cases still run.
+    Progress goes to ``console``, by default standard error. Failures are collected, and the other cases still run.
 
     Parameters
     ----------
+    again : bool
+        Measure cases already there anew; what is there is replaced when the new measurement has succeeded.
     recordings : bool
         Also write ``<name>.trace.json.gz`` and, on CUDA, ``<name>.history.json.gz`` beside each measurement.
     options
         ``allow_import``, ``timeout_s`` and ``effort`` of :func:`measure`.
+
+    Raises
+    ------
+    PerfModelError
+        If nothing can be written to ``results``.
     """
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    check_folder(results)
     outcome = Outcome()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console or Console(stderr=True)) as progress:
         task = progress.add_task("measuring", total=len(cases))
         for case in cases:
             progress.update(task, description=case.name)
             try:
-                line = _measure_case(case, device, results, outcome, recordings=recordings, **options)
+                line = _measure_case(case, device, results, outcome, again=again, recordings=recordings, **options)
             except PerfModelError as error:
                 outcome.failures.append(error)
                 line = f"failed. {error}"
@@ -275,24 +287,48 @@ def measure_cases(
     return outcome
 
 
-def _measure_case(case: Case, device: str, results: Path, outcome: Outcome, *, recordings: bool, **options: Any) -> str:
+def _measure_case(
+    case: Case, device: str, results: Path, outcome: Outcome, *, again: bool, recordings: bool, **options: Any
+) -> str:
     """Measure one case into ``outcome``; returns what to show."""
     path = results / f"{case.name}.json"
-    if path.exists():
-        kept = load_measurement(path)
-        if kept.scenario != resolved_scenario(case.scenario):
-            raise PerfModelError(
-                f"{path}: must be a measurement of this case (its scenario differs). Delete or rename it."
-            )
+    kept = _measured_before(path, case, again)
+    if kept is not None and not again:
         outcome.kept.append(kept)
-        return f"kept, {summary(kept)}"
+        return "\n".join([f"kept, {summary(kept)}", *kept.warnings()])
+    check_writable(path, MEASUREMENT)
     if recordings:
-        options["trace"] = results / f"{case.name}.trace.json.gz"
-        options["history"] = results / f"{case.name}.history.json.gz" if device == "cuda" else None
+        options |= _recordings(case, device, results)
     measured = measure(case.scenario, device, name=case.name, split=case.split, group=case.group, **options)
-    save_measurement(measured, path)
+    save_measurement(measured, path, replace=again)
     outcome.measured.append(measured)
     return "\n".join([summary(measured), *measured.warnings()])
+
+
+def _measured_before(path: Path, case: Case, again: bool) -> Measurement | None:
+    """What an earlier run measured of the case. With ``again``, a damaged file counts as none."""
+    if not path.exists():
+        return None
+    try:
+        kept = load_measurement(path)
+    except PerfModelError:
+        if again:
+            return None
+        raise
+    if kept.scenario != resolved_scenario(case.scenario):
+        raise PerfModelError(f"{path}: must be a measurement of this case (its scenario differs). Delete or rename it.")
+    return kept
+
+
+def _recordings(case: Case, device: str, results: Path) -> dict[str, Path | None]:
+    """Where :func:`measure` is to write them, which is refused now if it cannot be done."""
+    trace = results / f"{case.name}.trace.json.gz"
+    history = results / f"{case.name}.history.json.gz" if device == "cuda" else None
+    for rank in range(case.scenario.parallelism.ranks):
+        check_writable(of_rank_path(trace, rank), CHROME_TRACE)
+    if history is not None:
+        check_writable(history, ALLOCATOR_HISTORY)
+    return {"trace": trace, "history": history}
 
 
 def summary(measurement: Measurement) -> str:

@@ -22,7 +22,7 @@ from perfmodel.writing import write_atomically
 # Format history
 # 1  first
 MEASUREMENT_VERSION = 1
-REMEDY = "Measure it again with `perfmodel validate`."
+REMEDY = "Measure it again with `perfmodel validate --again`."
 UNSTABLE_SPREAD = 0.05  # relative: standard deviation over median
 SHORTEST_SAMPLES = 8
 STEADY = 2  # steps whose memory is not that of later ones: DDP rebuilds its buckets in the second, beside the old
@@ -184,15 +184,15 @@ class Measurement(_Section):
         return found
 
 
-def save_measurement(measurement: Measurement, path: Path) -> None:
-    """Write it atomically; an existing measurement is never overwritten.
+def save_measurement(measurement: Measurement, path: Path, replace: bool = False) -> None:
+    """Write it atomically; an existing measurement is only overwritten with ``replace``.
 
     Raises
     ------
     PerfModelError
-        If ``path`` exists.
+        If ``path`` exists; with ``replace``, if it is no measurement.
     """
-    if path.exists():
+    if path.exists() and not replace:
         raise PerfModelError(
             f"{path}: a measurement is never overwritten (the file exists). Choose another results folder or delete it."
         )

@@ -11,7 +11,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, StepMemory, load_measurement
 from perfmodel.workload.scenario import Scenario
 from validate import run
-from validate.cases import Case
+from validate.cases import Case, resolved_scenario
 from validate.run import measure, measure_cases, merge_ranks
 from validate.worker import Effort
 
@@ -162,3 +162,68 @@ def test_every_rank_s_memory_is_kept_where_ranks_are_merged():
     assert [rank.steady_memory.peak_reserved_bytes for rank in merged.ranks] == [10, 14]
     assert (merged.step_s, merged.memory[-1].peak_allocated_bytes) == ((3.0, 2.0), 5)
     assert merged.peak_allocated_bytes == 7
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """In place of running: measurements, or an error, to be given out one after the other."""
+    given = []
+
+    def answer(scenario, device, *, name, split, group, **options):
+        step_s = given.pop(0)
+        if isinstance(step_s, PerfModelError):
+            raise step_s
+        known = resolved_scenario(scenario)
+        samples = {"step_s": step_s, "synced_step_s": (1.0,), "phases_s": {}}
+        return Measurement(
+            name=name, split=split, group=group, scenario=known, provenance={}, warmup_steps=5, **samples
+        )
+
+    monkeypatch.setattr(run, "measure", answer)
+    return given
+
+
+NOISY, QUIET = (1.0, 2.0) * 4, (1.0,) * 8
+
+
+def measured_in(folder, **options):
+    case, shown = Case("good", "tuning", "tiny", tiny()), io.StringIO()
+    outcome = measure_cases([case], "cpu", folder, console=Console(file=shown, width=200), **options)
+    return outcome, shown.getvalue()
+
+
+def test_a_noisy_case_is_measured_anew_on_request(tmp_path, answers):
+    answers += [NOISY, PerfModelError("broke"), QUIET]
+    hint = "good: steps vary by 35.6% (want 5%). Measure it again with `perfmodel validate --again`."
+    assert hint in measured_in(tmp_path)[1]
+    kept, shown = measured_in(tmp_path)
+    assert (kept.kept[0].step_s, hint in shown) == (NOISY, True)
+    failed, _ = measured_in(tmp_path, again=True)
+    assert [str(error) for error in failed.failures] == ["broke"]
+    assert load_measurement(tmp_path / "good.json").step_s == NOISY
+    anew, shown = measured_in(tmp_path, again=True)
+    assert ([each.step_s for each in anew.measured], anew.kept, "vary" in shown) == ([QUIET], [], False)
+    assert load_measurement(tmp_path / "good.json").step_s == QUIET
+
+
+def test_a_damaged_measurement_is_measured_anew_on_request_but_nothing_else_is_replaced(tmp_path, answers):
+    answers += [QUIET]
+    path = tmp_path / "good.json"
+    measured_in(tmp_path)
+    path.write_bytes(path.read_bytes()[:300])
+    assert "must be whole JSON" in str(measured_in(tmp_path)[0].failures[0])
+    answers += [QUIET]
+    assert measured_in(tmp_path, again=True)[0].failures == []
+    assert load_measurement(path).step_s == QUIET
+    for content in ('{"version": 1, "name": "p", "device": {}}', "name: good"):
+        path.write_text(content)
+        assert "must be a measurement or not exist" in str(measured_in(tmp_path, again=True)[0].failures[0])
+        assert path.read_text() == content
+
+
+def test_outputs_are_looked_at_before_anything_runs(tmp_path, answers):
+    (tmp_path / "good.trace.json.gz").write_text("notes")
+    outcome, _ = measured_in(tmp_path, recordings=True)
+    assert "good.trace.json.gz: must be a Chrome trace or not exist" in str(outcome.failures[0])
+    with pytest.raises(PerfModelError, match="Not a directory"):
+        measured_in(tmp_path / "good.trace.json.gz")
