@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from perfmodel.cli_options import ABOVE_0, FILE, OneLineErrors, print_rich, question_options, torch_needed, wrote
+from perfmodel.cli_options import (
+    ABOVE_0,
+    FILE,
+    OneLineErrors,
+    print_rich,
+    question_options,
+    sweep_command,
+    torch_needed,
+    wrote,
+)
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEMORY_SNAPSHOT
 from perfmodel.writing import check_folder, check_writable
@@ -45,14 +54,25 @@ def predict(
     """Predict step time, memory, timeline and bottleneck of SCENARIO."""
     _check_outputs(plot, trace, memory_snapshot)
     prediction = _predict(scenario_file, exact=not no_exact_keys, **question)
+    fitting = None
+    if prediction.fits is False:
+        from perfmodel.fitting import what_fits
+
+        fitting = what_fits(prediction)
     if as_json:
         from perfmodel.report.json_report import json_report
 
-        click.echo(json.dumps(json_report(prediction), indent=1))
+        click.echo(json.dumps(json_report(prediction, fitting), indent=1))
     else:
+        from perfmodel.report.memory_text import fitting_lines
         from perfmodel.report.text import report
 
+        def ask(key: str, values: str) -> str:
+            return sweep_command(scenario_file, f"{key}={values}", no_exact_keys=no_exact_keys, **question)
+
         print_rich(report(prediction))
+        lines = [] if fitting is None else fitting_lines(fitting, ask)
+        click.echo("\n  ".join(["\nwhat would fit", *lines]) if lines else "", nl=bool(lines))
     if plot is not None:
         from perfmodel.report.plots import save_plots
 

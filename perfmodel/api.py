@@ -43,7 +43,7 @@ from perfmodel.what_if import idle_settings, idle_warnings
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import interconnect_in_use
 
-__all__ = ["predict"]
+__all__ = ["predict", "predict_memories"]
 
 
 def predict(
@@ -143,6 +143,18 @@ def _predict(
             *retry_warnings(memories),
         ),
     )
+
+
+def predict_memories(scenario: Scenario, profile: Profile) -> tuple[MemoryTimeline, ...]:
+    """The memory of every rank in order, without times; none on a CPU.
+
+    Raises
+    ------
+    PerfModelError
+        As :func:`predict`.
+    """
+    check_supported(scenario, profile)
+    return _memories(rank_programs(scenario, batches_all=batches_messages(profile)), profile, scenario)
 
 
 def _longest(timelines: Sequence[Timeline]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,30 @@ def question_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="KEY=VALUE",
         help="Change a scenario or hardware value; repeatable.",
     )(command)
+
+
+def sweep_command(
+    scenario_file: Path,
+    vary: str,
+    *,
+    assignments: tuple[str, ...] = (),
+    device: str | None = None,
+    allow_import: bool = False,
+    no_exact_keys: bool = False,
+) -> str:
+    """The command that asks the same question with other values. vary: ``key=value,value...``; the key may be among the
+    assignments, which then say nothing of it.
+
+    >>> sweep_command(Path("my gpt.yaml"), "batch.size=2,4", assignments=("batch.size=8", "precision=bf16"))
+    "perfmodel sweep 'my gpt.yaml' --vary batch.size=2,4 --set precision=bf16"
+    """
+    key = vary.partition("=")[0]
+    words = ["perfmodel", "sweep", str(scenario_file), "--vary", vary]
+    words += [word for each in assignments if each.partition("=")[0].strip() != key for word in ("--set", each)]
+    words += [] if device is None else ["--device", device]
+    words += ["--allow-import"] if allow_import else []
+    words += ["--no-exact-keys"] if no_exact_keys else []
+    return shlex.join(words)
 
 
 def print_rich(renderable: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +332,33 @@ def test_a_defect_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_the_rank_of_a_memory_snapshot_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: with_larger_last())
     assert run("predict", "toy.yaml", "--memory-snapshot", "m.pickle").stderr == "wrote m.pickle of rank 1\n"
+
+
+def test_predict_of_what_does_not_fit_names_commands_that_run(folder: Path) -> None:
+    small = ["--set", "hardware.device.memory_bytes=4e6", "--set", "batch.size=4"]
+    result = run("predict", "toy.yaml", *small)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "does not fit" in result.stdout
+    _, _, asked = result.stdout.partition("what would fit")
+    commands = re.findall(r"`perfmodel (sweep .*)`", asked)
+    assert commands
+    for command in commands:
+        assert "--set hardware.device.memory_bytes=4e6" in command
+        swept = run(*shlex.split(command))
+        assert (swept.exit_code, swept.stderr) == (0, "")
+        assert swept.stdout.startswith("toy on toy: ")
+    data = json.loads(run("predict", "toy.yaml", *small, "--json").stdout)
+    assert data["fits"] is False
+    assert data["memory"]["out_of_memory"]["missing_bytes"] > 0
+    assert data["what_fits"]["capacity_bytes"] == 4_000_000
+    assert json.loads(run("predict", "toy.yaml", "--json").stdout)["what_fits"] is None
+
+
+def test_a_sweep_lists_what_does_not_fit_beside_what_does(folder: Path) -> None:
+    result = run("sweep", "toy.yaml", "--vary", "hardware.device.memory_bytes=1e6,1e11", "--json", "--plot", "plots")
+    assert result.exit_code == 0
+    first, second = json.loads(result.stdout)["configurations"]
+    assert (first["rank"], first["outcome"]["fits"], first["outcome"]["needed_bytes"]) == (1, True, None)
+    assert (second["rank"], second["outcome"]["fits"]) == (None, False)
+    assert second["outcome"]["needed_bytes"] == first["outcome"]["device_bytes"]
+    assert {path.name for path in Path("plots").iterdir()} == {"time.png", "memory.png"}

@@ -32,6 +32,7 @@ LAYERS = {
     "perfmodel.what_if": 6,
     "perfmodel.api": 7,
     "perfmodel.comparison": 8,
+    "perfmodel.fitting": 8,
     "perfmodel.sweep": 8,
     "perfmodel.cli_options": 9,
     "calibrate": 9,

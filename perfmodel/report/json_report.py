@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
@@ -13,13 +13,16 @@ from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.trace_store import blocks_of_parts
 
+if TYPE_CHECKING:
+    from perfmodel.fitting import Fitting
+
 # Format history
 # 1  first
 # 2  memory.rebuild_step, which says which step it is, in place of memory.second_step
 REPORT_VERSION = 2
 
 
-def json_report(prediction: Prediction) -> dict[str, Any]:
+def json_report(prediction: Prediction, fitting: Fitting | None = None) -> dict[str, Any]:
     """Everything that `perfmodel predict --json` prints.
 
     ``mfu`` is null where the profile has no datasheet peak; ``clock`` where the power limit leaves the device its full
@@ -31,7 +34,9 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
     ``out_of_memory`` says what a device without a limit would have in use (``needed_bytes``), how much of that is
     missing, and which request is refused: ``step`` (from 1; 0 while the model is built), ``phase``, ``operator``, what
     it ``holds``. ``retries`` of the allocator are of all steps until then, ``step_retries`` of each later step, whose
-    time is predicted without them. ``pipeline`` is null without one; its ``blocks`` are the
+    time is predicted without them. ``what_fits`` is ``fitting``: what the device has in use beside activations
+    (``fixed_bytes``), and settings with what they need (null where no trace of them is at hand); null where the step
+    fits. ``pipeline`` is null without one; its ``blocks`` are the
     repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
     are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, what of it all was ``scaled`` to
     another datasheet, those of ``collectives``, and ``assumptions`` in words.
@@ -49,6 +54,7 @@ def json_report(prediction: Prediction) -> dict[str, Any]:
         "clock": None if prediction.clock is None else _clock(prediction.clock),
         "memory": None if memory is None else _memory(prediction, memory),
         "fits": prediction.fits,
+        "what_fits": None if fitting is None else asdict(fitting),
         "breakdown": prediction.breakdown,
         "pipeline": _pipeline(prediction) if prediction.rank_timelines else None,
         "communication_bytes": prediction.communication_bytes,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,28 +28,12 @@ from perfmodel.simulate.memory_actions import (
     persistent_actions,
     with_inserted,
 )
+from perfmodel.simulate.memory_columns import MemoryColumns, MemoryLog, held_after
 from perfmodel.simulate.request_place import OUTSIDE_STEPS, RequestPlace, request_place
 from perfmodel.simulate.temporaries import Script
 from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
 
 MOST_STEADY_STEPS = 4
-
-
-class MemoryColumns(NamedTuple):
-    """What was asked and held, one entry an allocation or free (equally long columns).
-
-    event: index into the step's instructions; -1 while the model is built. request_bytes: what was asked for, 0 for a
-    free. address: of the block. kind: :class:`StorageKind` of what it holds. stream: the current one of an allocation,
-    to whose pool the block belongs; of no meaning for a free. allocated_bytes, reserved_bytes: after it.
-    """
-
-    event: np.ndarray
-    request_bytes: np.ndarray
-    address: np.ndarray
-    kind: np.ndarray
-    stream: np.ndarray
-    allocated_bytes: np.ndarray
-    reserved_bytes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -297,14 +280,14 @@ class _Walk:
                 self._address_of[names[key[0]], key[1]] = self._address_of.pop(key)
 
     def _part(self, part: str, parts: Iterable[tuple[int, Actions]]) -> None:
-        log = _Log()
+        log = MemoryLog()
         try:
             for start, actions in parts:
                 self._perform(actions, start, log)
         finally:
             self._history.append((part, log.columns()))
 
-    def _perform(self, actions: Actions, start: int, log: _Log) -> None:
+    def _perform(self, actions: Actions, start: int, log: MemoryLog) -> None:
         allocator, address_of = self._allocator, self._address_of
         allocate, free, micro_batch = allocator.allocate, allocator.free, self._micro_batch
         in_flight = self._program.in_flight
@@ -344,7 +327,7 @@ class _Walk:
     def _timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
         """What came of it; the samples are those of the last part that ran."""
         part, columns = self._history[-1]
-        held, reserved_bytes = _held_after(self._history[:-1])
+        held, reserved_bytes = held_after(self._history[:-1])
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
         of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
         changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
@@ -390,49 +373,6 @@ def _step_memory(allocated_before_bytes: int, allocator: CachingAllocator) -> St
         peak_allocated_bytes=allocator.peak_allocated_bytes,
         peak_reserved_bytes=allocator.peak_reserved_bytes,
     )
-
-
-class _Log:
-    """Columns while they grow; the request that fails leaves no entry."""
-
-    def __init__(self) -> None:
-        self.address: list[int] = []
-        self.allocated_bytes: list[int] = []
-        self.reserved_bytes: list[int] = []
-        self._parts: list[tuple[int, Actions, int]] = []
-
-    def note(self, actions: Actions, start: int) -> None:
-        done = len(self.address) - sum(count for _, _, count in self._parts)
-        self._parts.append((start, actions, done))
-
-    def columns(self) -> MemoryColumns:
-        def joined(name: str) -> np.ndarray:
-            parts = [np.array(getattr(actions, name)[:count], dtype=np.int64) for _, actions, count in self._parts]
-            return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-        starts = np.repeat([start for start, _, _ in self._parts], [count for _, _, count in self._parts])
-        starts = starts.astype(np.int64)
-        return MemoryColumns(
-            np.maximum(joined("event") + starts, np.minimum(starts, 0)),  # before a step's first event: that event
-            joined("request_bytes"),
-            np.array(self.address, dtype=np.int64),
-            joined("kind"),
-            joined("stream"),
-            np.array(self.allocated_bytes, dtype=np.int64),
-            np.array(self.reserved_bytes, dtype=np.int64),
-        )
-
-
-def _held_after(history: Sequence[tuple[str, MemoryColumns]]) -> tuple[np.ndarray, int]:
-    """Allocated bytes by kind, and reserved bytes, after these parts."""
-    held = np.zeros(len(StorageKind), dtype=np.int64)
-    reserved_bytes = 0
-    for _, columns in history:
-        block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
-        np.add.at(held, columns.kind, block_bytes)
-        if len(columns.reserved_bytes):
-            reserved_bytes = int(columns.reserved_bytes[-1])
-    return held, reserved_bytes
 
 
 def _storage_bytes(trace: Trace) -> dict[int, int]:

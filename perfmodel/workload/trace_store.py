@@ -7,6 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,11 @@ SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
 REMEMBERED_TRACES = 32
 
 _remembered: OrderedDict[tuple[str, bool, Path | None], Trace] = OrderedDict()
+_only_kept = ContextVar("_only_kept", default=False)
+
+
+class TraceNotKeptError(PerfModelError):
+    """A trace would have to be made, inside :func:`only_kept_traces`."""
 
 
 def cache_directory() -> Path:
@@ -202,6 +208,7 @@ def _get(
         path = find_trace(name) if in_files else None
         trace = None if path is None else _load(path)
         if trace is None:
+            _refuse_to_make(name)
             trace = make()
             if in_files:
                 _keep(trace, name)
@@ -210,6 +217,21 @@ def _get(
             _remembered.popitem(last=False)
     _remembered.move_to_end(key)
     return trace
+
+
+@contextmanager
+def only_kept_traces() -> Iterator[None]:
+    """Inside, a trace that is neither remembered nor kept in a file is a :class:`TraceNotKeptError`, and not made."""
+    before = _only_kept.set(True)
+    try:
+        yield
+    finally:
+        _only_kept.reset(before)
+
+
+def _refuse_to_make(name: str) -> None:
+    if _only_kept.get():
+        raise TraceNotKeptError(f"the trace {name} must be at hand (it is not). Predict its scenario first.")
 
 
 def _keep(trace: Trace, name: str) -> None:

@@ -50,7 +50,7 @@ def test_contracted_keys() -> None:
     }
     assert set(report) == {
         "version", "scenario", "profile", "step_time_s", "step_time_interval_s", "synced_step_time_s",
-        "throughput_samples_per_s", "mfu", "clock", "memory", "fits", "breakdown", "pipeline", "communication_bytes",
+        "throughput_samples_per_s", "mfu", "clock", "memory", "fits", "what_fits", "breakdown", "pipeline", "communication_bytes",
         "bottleneck", "provenance", "kernels", "warnings",
     }  # fmt: skip
 

@@ -1,0 +1,161 @@
+"""What would make a step fit that does not: settings that are tried as far as their traces are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from pydantic import BaseModel
+
+from perfmodel.api import predict_memories
+from perfmodel.errors import PerfModelError
+from perfmodel.report.pipeline_ranks import with_largest_memory
+from perfmodel.workload.pipeline_parts import pipeline_of
+from perfmodel.workload.trace_file import StorageKind
+from perfmodel.workload.trace_store import TraceNotKeptError, only_kept_traces
+
+if TYPE_CHECKING:
+    from perfmodel.simulate.prediction import Prediction
+    from perfmodel.workload.scenario import Scenario
+
+BATCH_SIZE = "batch.size"
+MICRO_BATCHES = "parallelism.pp.micro_batches"
+CHECKPOINTING = "training.activation_checkpointing"
+OF_ACTIVATIONS = (BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING)
+OF_THE_BATCH = (StorageKind.INPUT, StorageKind.ACTIVATION)
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One setting in place of the scenario's own.
+
+    Attributes
+    ----------
+    key, value
+        As ``--set`` takes them.
+    fits : bool or None
+        None where no trace of it is at hand.
+    needed_bytes : int or None
+        As of :class:`~perfmodel.simulate.memory.MemoryTimeline`, of the rank that takes most.
+    """
+
+    key: str
+    value: int | str
+    fits: bool | None
+    needed_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What is known of settings with which a step would fit.
+
+    Attributes
+    ----------
+    fixed_bytes : int
+        See :func:`fixed_memory_bytes`.
+    capacity_bytes : int
+        The device's.
+    remedies : tuple of Remedy
+        Of each key from the mildest value on, up to the first that is known to fit. Where ``fixed_bytes`` alone are too
+        much, none that changes activations alone.
+    """
+
+    fixed_bytes: int
+    capacity_bytes: int
+    remedies: tuple[Remedy, ...]
+
+    @property
+    def is_fixed_too_much(self) -> bool:
+        """Whether no batch size fits, and no checkpointing."""
+        return self.fixed_bytes > self.capacity_bytes
+
+
+def what_fits(prediction: Prediction) -> Fitting:
+    """Try what a user would try first, without making a trace.
+
+    Raises
+    ------
+    ValueError
+        If the step fits, or its memory is not predicted.
+
+    Notes
+    -----
+    Tried are half the batch size, and half of that; smaller micro-batches of a pipeline; the fused optimizer, which
+    needs no temporaries; checkpointing of all blocks; and sharding over the ranks that there are. Each alone: two
+    together may fit where neither does.
+    """
+    memory = prediction.largest_memory
+    if memory is None or memory.fits:
+        raise ValueError("this step is not known not to fit")
+    shown, _ = with_largest_memory(prediction)
+    fixed_bytes, capacity_bytes = fixed_memory_bytes(shown), prediction.profile.device.memory_bytes
+    found: list[Remedy] = []
+    for key, values in _settings(prediction.scenario):
+        if key in OF_ACTIVATIONS and fixed_bytes > capacity_bytes:
+            continue
+        for value in values:
+            remedy = _tried(prediction, key, value)
+            found += [] if remedy is None else [remedy]
+            if remedy is not None and remedy.fits:
+                break
+    return Fitting(fixed_bytes, capacity_bytes, tuple(found))
+
+
+def fixed_memory_bytes(prediction: Prediction) -> int:
+    """What the rank that a prediction is of has in use at least, however few activations it keeps; 0 on a CPU.
+
+    Notes
+    -----
+    It is the most that is allocated at any moment, less inputs and activations and, while micro-batches run,
+    temporaries: what is left neither depends on the batch nor on what is checkpointed. What is reserved is not less.
+    """
+    if prediction.memory is None:
+        return 0
+    memory, program = prediction.memory.unlimited or prediction.memory, prediction.program
+    in_micro_batch = np.array([run.micro_batch >= 0 for run in program.runs])[program.instructions.run[memory.event]]
+    held = memory.kind_bytes.sum(axis=0) - memory.kind_bytes[list(OF_THE_BATCH)].sum(axis=0)
+    held = held - np.where(in_micro_batch, memory.kind_bytes[StorageKind.TEMPORARY], 0)
+    return int(held.max()) + memory.outside_bytes
+
+
+def _settings(scenario: Scenario) -> Iterator[tuple[str, list[int | str]]]:
+    """Keys, and what their values could be instead, mildest first."""
+    size, parallelism = scenario.batch.size, scenario.parallelism
+    if parallelism.pp is None:
+        yield BATCH_SIZE, [size >> n for n in range(1, size.bit_length())]
+    else:
+        doubled: list[int | str] = []
+        micro_batches = 2 * pipeline_of(scenario).micro_batches
+        while size % micro_batches == 0:
+            doubled.append(micro_batches)
+            micro_batches *= 2
+        yield MICRO_BATCHES, doubled
+    if scenario.mode != "train":
+        return
+    if scenario.optimizer.implementation != "fused":
+        yield "optimizer.implementation", ["fused"]
+    if scenario.training.activation_checkpointing == "none":
+        yield CHECKPOINTING, ["full"]
+    if parallelism.pp is None and parallelism.dp > 1 and parallelism.strategy != "zero3":
+        yield "parallelism.strategy", ["zero3"]
+
+
+def _tried(prediction: Prediction, key: str, value: int | str) -> Remedy | None:
+    """None where the scenario cannot have that value."""
+    try:
+        with only_kept_traces():
+            memories = predict_memories(_with_value(prediction.scenario, key, value), prediction.profile)
+    except TraceNotKeptError:
+        return Remedy(key, value, None, None)
+    except PerfModelError:
+        return None
+    return Remedy(key, value, all(each.fits for each in memories), max(each.needed_bytes for each in memories))
+
+
+def _with_value(section: Section, key: str, value: int | str) -> Section:
+    name, _, rest = key.partition(".")
+    return section.model_copy(update={name: _with_value(getattr(section, name), rest, value) if rest else value})

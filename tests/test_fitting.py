@@ -1,0 +1,124 @@
+"""What would make a step fit: closed forms of hand-made steps, and settings tried on traces that are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.api import predict, predict_memories
+from perfmodel.fitting import Remedy, what_fits
+from perfmodel.report.memory_text import fitting_lines
+from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.prediction import Prediction
+from perfmodel.units import format_bytes
+from perfmodel.workload.scenario_file import load_question
+from perfmodel.workload.trace_store import TraceNotKeptError, get_trace, only_kept_traces
+from tests.report.synthetic import MIB, prediction, profile
+
+YAML = """\
+name: toy
+model: {family: gpt, size: tiny, layers: LAYERS, width: 256}
+batch: {size: 64, sequence_length: 128}
+hardware: {profile: h200-sxm-x4}
+"""
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Of a depth that no other test asks for, so that no trace of it is at hand."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(YAML.replace("LAYERS", str(request.param)))
+    return path
+
+
+def needs(path: Path, *assignments: str) -> int:
+    (memory,) = predict_memories(*load_question(path, assignments))
+    return memory.needed_bytes
+
+
+def short_of(path: Path, memory_bytes: int, *assignments: str) -> Prediction:
+    question = load_question(path, [f"hardware.device.memory_bytes={memory_bytes}", *assignments])
+    return predict(*question)
+
+
+def with_capacity(memory_bytes: int, **changes: Any) -> Prediction:
+    device = profile().device.model_copy(update={"memory_bytes": memory_bytes})
+    small = profile().model_copy(update={"device": device})
+    return prediction(profile=small, memory=simulate_memory(prediction().program, small), **changes)
+
+
+def test_what_neither_batch_nor_checkpointing_changes() -> None:
+    """Of the toy, the parameters and the gradients, 2 MiB each: backward ends with both, and 4 MiB of activations."""
+    assert what_fits(with_capacity(10 * MIB)).fixed_bytes == 4 * MIB
+    too_small = what_fits(with_capacity(3 * MIB))
+    assert (too_small.fixed_bytes, too_small.capacity_bytes, too_small.is_fixed_too_much) == (4 * MIB, 3 * MIB, True)
+    assert {each.key for each in too_small.remedies} == {"optimizer.implementation"}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_nothing_is_asked_of_a_step_that_fits_or_has_no_memory(kind: str) -> None:
+    with pytest.raises(ValueError, match="not known not to fit"):
+        what_fits(prediction(kind))
+
+
+@pytest.mark.parametrize("scenario_file", [3], indirect=True)
+def test_the_largest_half_of_the_batch_that_fits_is_found(scenario_file: Path) -> None:
+    of_size = {size: needs(scenario_file, f"batch.size={size}") for size in (64, 32, 16)}
+    assert of_size[16] < of_size[32] < of_size[64]
+    fitting = what_fits(short_of(scenario_file, of_size[16]))
+    found = {(each.key, each.value): each for each in fitting.remedies}
+    assert [each for each in fitting.remedies if each.key == "batch.size"] == [
+        Remedy("batch.size", 32, fits=False, needed_bytes=of_size[32]),
+        Remedy("batch.size", 16, fits=True, needed_bytes=of_size[16]),
+    ]
+    assert found["optimizer.implementation", "fused"].fits is None
+    assert found["training.activation_checkpointing", "full"].fits is None
+    assert not fitting.is_fixed_too_much
+
+
+@pytest.mark.parametrize("scenario_file", [5], indirect=True)
+def test_what_has_no_trace_is_a_command(scenario_file: Path) -> None:
+    fitting = what_fits(short_of(scenario_file, needs(scenario_file) - 100 * MIB))
+    asked: list[tuple[str, str]] = []
+
+    def ask(key: str, values: str) -> str:
+        asked.append((key, values))
+        return "command"
+
+    lines = fitting_lines(fitting, ask)
+    assert asked == [
+        ("batch.size", "32,16,8,4,2,1"),
+        ("optimizer.implementation", "fused"),
+        ("training.activation_checkpointing", "full"),
+    ]
+    assert lines[0] == "batch.size 32, 16, 8, 4, 2, 1: ask `command`"
+    needed = needs(scenario_file, "training.activation_checkpointing=full")
+    again = fitting_lines(what_fits(short_of(scenario_file, needs(scenario_file) - 100 * MIB)), ask)
+    assert again[-1] == f"training.activation_checkpointing full fits: needs {format_bytes(needed)}"
+
+
+def test_every_setting_that_is_tried_is_one_that_a_scenario_takes(tmp_path: Path) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(YAML.replace("LAYERS", "4").replace("x4}", "x4, gpus: 4, interconnect: nvlink}"))
+    two_stages = ("parallelism.pp={stages: 2, micro_batches: 4, layers: [2, 2]}", "hardware.gpus=2")
+    of_dp = ("parallelism.dp=4", "parallelism.strategy=ddp")
+    tried = {}
+    for assignments in (two_stages, of_dp, (*of_dp, "mode=forward")):
+        fitting = what_fits(short_of(path, 8 * 10**8, *assignments))
+        tried[assignments] = {each.key for each in fitting.remedies}
+        for each in fitting.remedies:
+            load_question(path, [*assignments, f"{each.key}={each.value}"])
+    assert "parallelism.strategy" in tried[of_dp]
+
+
+def test_no_trace_is_made_where_only_kept_ones_count(tmp_path: Path) -> None:
+    path = tmp_path / "toy.yaml"
+    path.write_text(YAML.replace("LAYERS", "7"))
+    scenario, _ = load_question(path)
+    with only_kept_traces(), pytest.raises(TraceNotKeptError):
+        get_trace(scenario)
+    trace = get_trace(scenario)
+    with only_kept_traces():
+        assert get_trace(scenario) is trace
