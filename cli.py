@@ -142,7 +142,8 @@ def _refuse_strangers(interconnect: str | None) -> None:
     "--only",
     multiple=True,
     metavar="KEY",
-    help="Measure just this kernel key again, or power, waiting, cache, or a stage of an interconnect; repeatable.",
+    help="Measure just this kernel key again, a class of the grid (full-reductions), power, waiting, cache, or a "
+    "stage of an interconnect; repeatable.",
 )
 @click.option(
     "--budget",

@@ -205,6 +205,12 @@ def reduction(name: str, x: TensorSpec, dims: Shape) -> Operation:
     return call(name, x, dims, True, out=tensor(x.dtype, *kept))
 
 
+def full_reduction(name: str, x: TensorSpec, *scalars: Argument, **keywords: Argument) -> Operation:
+    """A reduction of all of ``x`` to one value: ``sum.default``, ``linalg_vector_norm.default``, ``var.correction``."""
+    dtype = "int64" if name.startswith("arg") else x.dtype
+    return call(name, x, *scalars, out=tensor(dtype), **keywords)
+
+
 def embedding(dtype: str, vocabulary: int, width: int, batch: int, sequence: int) -> tuple[Operation, Operation]:
     """Gather of rows, and the sorted scatter-add of their gradients."""
     table, indices = tensor(dtype, vocabulary, width), tensor("int64", batch, sequence)

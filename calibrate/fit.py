@@ -11,7 +11,7 @@ and its leftovers interpolated without its own points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,9 +39,13 @@ Positions = NDArray[np.intp]
 
 
 def fit_curves(
-    kernels: Mapping[str, KernelRecord], operations: Mapping[str, Operation], device: Device
+    kernels: Mapping[str, KernelRecord],
+    operations: Mapping[str, Operation],
+    device: Device,
+    known: Mapping[str, CurveRecord] | None = None,
+    changed: Iterable[str] = (),
 ) -> dict[str, CurveRecord]:
-    """One curve for each group of calls that has enough points.
+    """One curve for each group of calls that has enough points, with the range of what it was fitted on.
 
     Parameters
     ----------
@@ -52,20 +56,40 @@ def fit_curves(
         The calls behind the keys. ``tf32`` after the call in a key says that TF32 was allowed.
     device
         The device measured.
+    known
+        Curves fitted before. One stays as it is where its points are as many and none was measured again.
+    changed
+        Keys that were measured since then.
     """
     points = _points(kernels, operations, device)
+    known, again = known or {}, set(changed)
     curves: dict[str, CurveRecord] = {}
+    anchors: Anchors = {}
     for name in sorted(points, key=lambda name: (name != MEMORY_CURVE, name)):
-        form, calls, time_s = points[name]
-        if len(calls) >= FEWEST_POINTS:
-            known = {} if form.name in ARITHMETIC_FORMS else _anchors(curves.get(MEMORY_CURVE))
-            curves[name] = fit_curve(form, calls, time_s, known)
+        keys, form, calls, time_s = points[name]
+        if len(calls) < FEWEST_POINTS:
+            continue
+        before, own_anchors = known.get(name), {} if form.name in ARITHMETIC_FORMS else anchors
+        if before is not None and before.points == len(calls) and again.isdisjoint(keys):
+            curves[name] = before.model_copy(update={"ranges": fitted_ranges(form, calls)})
+        else:
+            curves[name] = fit_curve(form, calls, time_s, own_anchors)
+            again |= set(operations) if name == MEMORY_CURVE else set()  # all others are held to it
+        if name == MEMORY_CURVE:
+            anchors = _anchors(curves[name])
     return dict(sorted(curves.items()))
+
+
+def fitted_ranges(form: Form, calls: Calls) -> dict[str, tuple[float, float]]:
+    """Least and most of each coordinate of the form among the calls."""
+    columns = {name: calls.numbers[name] for name in form.coordinates}
+    return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}
 
 
 def _points(
     kernels: Mapping[str, KernelRecord], operations: Mapping[str, Operation], device: Device
-) -> dict[str, tuple[Form, Calls, Array]]:
+) -> dict[str, tuple[list[str], Form, Calls, Array]]:
+    keys: dict[str, list[str]] = {}
     rows: dict[str, list[tuple[dict[str, float], dict[str, str]]]] = {}
     times: dict[str, list[float]] = {}
     forms: dict[str, Form] = {}
@@ -78,7 +102,8 @@ def _points(
             forms[features.curve] = FORMS[features.form]
             rows.setdefault(features.curve, []).append((features.numbers, features.labels))
             times.setdefault(features.curve, []).append(record.time_s)
-    return {name: (forms[name], Calls.of(rows[name]), np.array(times[name])) for name in rows}
+            keys.setdefault(features.curve, []).append(key)
+    return {name: (keys[name], forms[name], Calls.of(rows[name]), np.array(times[name])) for name in rows}
 
 
 def _anchors(memory: CurveRecord | None) -> Anchors:
@@ -103,6 +128,7 @@ def fit_curve(form: Form, calls: Calls, time_s: Array, anchors: Anchors | None =
             key: parameters[key] * float(deviation) for key, deviation in zip(problem.keys, deviations, strict=True)
         },
         points=len(calls),
+        ranges=fitted_ranges(form, calls),
         leave_one_out=_statistics(held_out_errors(problem, logs)),
     )
 

@@ -22,8 +22,12 @@ def grid_operations(device: Device) -> list[Point]:
     >>> len(grid_operations(Device(kind="cuda", name="any", memory_bytes=1))) > 700
     True
     """
-    classes = grid_cuda.classes() if device.kind == "cuda" else grid_cpu.classes()
-    return list(_distinct(_dealt(classes)))
+    return list(_distinct(_dealt(grid_classes(device))))
+
+
+def grid_classes(device: Device) -> dict[str, list[Point]]:
+    """The same by name of their class: ``row``, ``full-reductions``, ... (calls may be in two of them)."""
+    return grid_cuda.classes() if device.kind == "cuda" else grid_cpu.classes()
 
 
 def _dealt(classes: dict[str, list[Point]]) -> Iterator[Point]:

@@ -29,6 +29,7 @@ def classes() -> dict[str, list[Point]]:
         "attention": plain(chain(*_attention())),
         "pointwise": plain(_pointwise()),
         "row": plain(_rows()),
+        "full-reductions": plain(_full_reductions()),
         "memory": plain(_memory()),
         "convolution": plain(chain(*_convolutions())),
         "normalisation": plain(_pools_and_norms()),
@@ -117,6 +118,23 @@ def _rows() -> list[Operation]:
         found.append(calls.reduction("mean.dim", tensor(F32, 4, rows // 4, width), (-1,)))
         found.append(calls.reduction("sum.dim_IntList", tensor(F32, rows, width), (0,)))
         found.append(calls.reduction("sum.dim_IntList", tensor(F32, 4, rows // 4, width), (0, 1)))
+    return found
+
+
+def _full_reductions() -> list[Operation]:
+    found: list[Operation] = []
+    for elements in powers(2**8, 2**23, 6):
+        found.append(calls.full_reduction("sum.default", tensor(F32, elements)))
+        found.append(calls.full_reduction("mean.default", tensor("bfloat16", elements)))
+    for elements in (2**10, 2**16, 2**21):
+        found.append(calls.full_reduction("linalg_vector_norm.default", tensor(F32, elements), 2.0))
+        found.append(calls.full_reduction("max.default", tensor(F32, elements)))
+    for elements in (2**12, 2**20):
+        found.append(calls.full_reduction("argmax.default", tensor(F32, elements)))
+        found.append(calls.full_reduction("var.correction", tensor(F32, elements), correction=1))
+    for rows, length in ((4, 2**18), (32, 2**14)):
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, rows, length), (1,)))
+        found.append(calls.reduction("sum.dim_IntList", tensor(F32, length, rows), (0,)))
     return found
 
 

@@ -42,6 +42,7 @@ def classes() -> dict[str, list[Point]]:
         "transcendental": plain(_transcendental()),
         "row": plain(_rows()),
         "column": plain(_columns()),
+        "full-reductions": plain(_full_reductions()),
         "embedding": plain(_embeddings()),
         "copy": plain(_copies()),
         "cat": plain(_cats()),
@@ -191,6 +192,32 @@ def _columns() -> list[Operation]:
             found.append(calls.reduction("sum.dim_IntList", x, (0, 1) if deep else (0,)))
     for batch, sequence, width in ((4, 128, 768), (16, 128, 2560), (8, 1024, 1024)):
         found.append(calls.reduction("sum.dim_IntList", tensor(F32, batch, sequence, width), (0,)))
+    return found
+
+
+def _full_reductions() -> list[Operation]:
+    """To one value, within a block and by many; and to few values of long rows, and of long columns."""
+    found: list[Operation] = []
+    for i, elements in enumerate((2**10, 2**14, 100_000, 2**17, 2**20, 12_582_912, 50_331_648, 2**28)):
+        found.append(calls.full_reduction(("sum.default", "mean.default")[i % 2], tensor(F32, elements)))
+    for i, elements in enumerate((2**12, 2**18, 2**22, 2**25, 2**27)):
+        found.append(calls.full_reduction(("mean.default", "sum.default")[i % 2], tensor(BF16, elements)))
+    for elements in (2**8, 2**16, 2**21, 2**26):
+        found.append(calls.full_reduction("linalg_vector_norm.default", tensor(F32, elements), 2.0))
+        found.append(calls.full_reduction("max.default", tensor(F32, 3 * elements)))
+    for elements in (2**15, 2**24):
+        found.append(calls.full_reduction("argmax.default", tensor(F32, elements)))
+        found.append(calls.full_reduction("var.correction", tensor(F32, elements), correction=1))
+    for dtype, rows, length in (
+        (F32, 2, 2**22), (F32, 16, 2**18), (F32, 64, 2**14), (F32, 64, 1_000_000), (F32, 1024, 12_544),
+        (BF16, 8, 2**20), (BF16, 4096, 50_257),
+    ):  # fmt: skip
+        found.append(calls.reduction("sum.dim_IntList", tensor(dtype, rows, length), (1,)))
+    for dtype, rows, columns in (
+        (F32, 512, 10), (F32, 5120, 10), (F32, 2**20, 8), (F32, 2**16, 64), (F32, 2**19, 3), (BF16, 2**18, 64),
+        (BF16, 2**14, 16),
+    ):  # fmt: skip
+        found.append(calls.reduction("sum.dim_IntList", tensor(dtype, rows, columns), (0,)))
     return found
 
 

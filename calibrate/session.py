@@ -15,7 +15,8 @@ from calibrate import machine, sentinels
 from calibrate.closing import closing_report
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
-from calibrate.jobs import chosen, job, missing
+from calibrate.grid import grid_classes
+from calibrate.jobs import Job, chosen, job, missing
 from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
 from calibrate.opening import Wanted, check_output_name, opened, wanted_of
 from calibrate.output_lock import locked
@@ -72,9 +73,10 @@ def calibrate(
     name : str, optional
         The profile's name; by default the file's.
     only : sequence of str, optional
-        Measure just these kernel keys again, which the file (or a scenario, or the grid) knows; ``power`` names what
-        work draws and how a lowered clock slows it, ``waiting`` what kernels take more while other streams wait,
-        ``cache`` what stays in the device's cache and what misses cost.
+        Measure just these kernel keys again, which the file (or a scenario, or the grid) knows, or a class of the grid
+        (``full-reductions``), whether or not the file has it; ``power`` names what work draws and how a lowered clock
+        slows it, ``waiting`` what kernels take more while other streams wait, ``cache`` what stays in the device's
+        cache and what misses cost.
     progress : bool
         Show a bar and the closing report on standard error.
     budget_s : float, optional
@@ -133,6 +135,7 @@ class _Session:
         self._left_out = 0
         self._is_warm = False
         self._lines: list[str] = []
+        self._before = dict(draft.kernels)
 
     def run(self, wanted: Wanted, only: Sequence[str] | None, general: bool) -> Profile:
         general = general and not only
@@ -301,15 +304,27 @@ class _Session:
                     f"--only {stage} must be given with --device cuda (got {self.device}). Leave it out."
                 )
         known = [*self.draft.jobs.values(), *(item for each in wanted for item in each.jobs)]
-        jobs = chosen(known, [key for key in only if key not in OTHER_STAGES])
+        groups = {name: points for name, points in grid_classes(self.draft.profile.device).items() if name in only}
+        jobs = chosen(known, [key for key in only if key not in (*OTHER_STAGES, *groups)])
         self._soak(bench, SHORT_SOAK_S)
         time_jobs(bench, jobs, self.draft, self.progress, "again")
+        for name, points in groups.items():
+            self._grid_class(bench, name, [job(operation, "grid", allowed) for operation, allowed in points])
         if POWER in only:
             self._stage(POWER, lambda: self._power(bench))
         if WAITING in only:
             self._stage(WAITING, self._waiting)
         if CACHE in only and isinstance(stopwatch, CudaStopwatch):
             self._cache(bench, stopwatch)
+
+    def _grid_class(self, bench: Bench, name: str, jobs: Sequence[Job]) -> None:
+        """One class of the grid, with the sentinels: these say whether the machine is as fast as it was before."""
+        began_s = time.monotonic()
+        times_s = sentinels.measure(bench)
+        time_jobs(bench, jobs, self.draft, self.progress, name)
+        facts = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "sentinels_s": times_s}
+        self._note("grid_classes", {name: facts})
+        self._lines.append(f"{name}: {len(jobs)} kernel keys, {format_seconds(time.monotonic() - began_s)}")
 
     # after all timing
 
@@ -331,7 +346,13 @@ class _Session:
 
         self.progress.stage("fit", None)
         operations = {key: item.operation for key, item in sorted(self.draft.jobs.items())}
-        self.draft.update(curves=fit_curves(self.draft.kernels, operations, self.draft.profile.device))
+        kernels, profile = self.draft.kernels, self.draft.profile
+        changed = [key for key, record in kernels.items() if self._time_s(key) != record.time_s]
+        self.draft.update(curves=fit_curves(kernels, operations, profile.device, profile.curves, changed))
+
+    def _time_s(self, key: str) -> float | None:
+        """As it was when this run began."""
+        return self._before[key].time_s if key in self._before else None
 
     # helpers
 

@@ -38,6 +38,7 @@ KIND_OF = {
     "row": "row",
     "batch": "row",
     "reduction": "row",
+    "full": "row",
     "column": "row",
     "optimizer": LIST,
     "gemm": "gemm",

@@ -127,7 +127,8 @@ class HostRecord(_Section):
 class CurveRecord(_Section):
     """A fitted cost curve: its form (a function of :mod:`perfmodel.cost.kernels`), parameters and how well it holds.
 
-    leave_one_out: relative errors of predicting each grid point from the others: median, p90, worst, bias.
+    leave_one_out: relative errors of predicting each grid point from the others: median, p90, worst, bias. ranges:
+    least and most of each number that places a call among those it was fitted on; empty in older profiles.
     """
 
     form: str
@@ -135,6 +136,7 @@ class CurveRecord(_Section):
     standard_errors: dict[str, float] = {}
     points: int = 0
     leave_one_out: dict[str, float] = {}
+    ranges: dict[str, tuple[NotNegative, NotNegative]] = {}
 
 
 class MemoryConstants(_Section):

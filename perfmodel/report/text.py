@@ -26,7 +26,13 @@ from perfmodel.workload.trace_store import blocks_of_parts
 BAR_CELLS = 30
 TOP_KERNELS = 8
 LEAST_SHARE = 0.0005
-KERNEL_SOURCES = {"exact": "measured kernels", "curve": "fitted curves", "roofline": "roofline"}
+KERNEL_SOURCES = {
+    "exact": "measured kernels",
+    "curve": "fitted curves",
+    "extrapolated": "fitted curves outside their shapes",
+    "estimated": "not measured: estimated",
+    "roofline": "roofline",
+}
 COLLECTIVE_SOURCES = {"exact": "measured sizes", "curve": "fitted curves", "extrapolated": "extrapolated"}
 PARTS = {
     "forward_s": "forward",

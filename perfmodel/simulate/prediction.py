@@ -40,8 +40,9 @@ class Prediction:
 
     interval_s: 5th and 95th percentile of the steady step. breakdown: seconds by forward_s, backward_s, optimizer_s,
     exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
-    provenance: share of the device's busy time by source (exact, curve, roofline). collective_provenance: share of the
-    collectives' time alone by source (exact, curve, extrapolated), empty where there are none. communication_bytes: by
+    provenance: share of the device's busy time by source (exact, curve, extrapolated, estimated, roofline).
+    collective_provenance: share of the collectives' time alone by source (exact, curve, extrapolated), empty where
+    there are none. communication_bytes: by
     group; of collectives, the sizes that nccl-tests counts, of messages (group ``pp``, or one for each two ranks) all
     that the rank sends and receives. scaled_share: of the device's busy time, what kernels take whose measured times
     were scaled to another datasheet. idle_settings: keys of ``--set`` that change nothing in the answer. assumptions:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
 from perfmodel.cost.host import AGAIN, REFERENCE
+from perfmodel.cost.kernels.cost import Source
+from perfmodel.cost.kernels.estimates import factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect, Role
 from perfmodel.hardware.profile import Profile
@@ -26,6 +28,8 @@ OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard 
 OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines
 OF_PIPELINES = ("pp ",)
 UNSTEADY = 1e-3  # ranks' steps differ by more
+KERNEL_SOURCES = ("exact", "curve", "extrapolated", "estimated", "roofline")
+NAMED = 4  # operators that a warning names at most
 ALONE_SINCE = (2, 12)  # torch posts single messages of pipelines by themselves
 
 
@@ -38,9 +42,11 @@ class Talk(NamedTuple):
 
 
 def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
-    """Share of the device's busy time by source (exact, curve, roofline)."""
+    """Share of the device's busy time by source: exact keys, fitted curves, curves outside the shapes that they were
+    fitted on (extrapolated), operators of kinds that were not measured (estimated), rooflines.
+    """
     busy_s = sum(use.total_s for use in kernels) or 1.0
-    shares = dict.fromkeys(("exact", "curve", "roofline"), 0.0)
+    shares = dict.fromkeys(KERNEL_SOURCES, 0.0)
     for use in kernels:
         shares[use.cost.source] += use.total_s / busy_s
     return shares
@@ -164,6 +170,13 @@ def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) ->
             f"{_of_device_time(shares, curve, 'curve')} is from fitted curves: `perfmodel calibrate --scenario` "
             "measures the exact kernels"
         )
+    yield from _estimated(kernels)
+    extrapolated = _worst(shares, "extrapolated")
+    if shares[extrapolated]["extrapolated"] > 0.01:
+        yield (
+            f"{_of_device_time(shares, extrapolated, 'extrapolated')} is from curves outside the shapes that they were "
+            f"fitted on ({_named(kernels, 'extrapolated')}): `perfmodel calibrate --scenario` measures them"
+        )
     unstable = {use.key for each in kernels for use in each if use.key in profile.unstable}
     if unstable:
         yield (
@@ -175,6 +188,27 @@ def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) ->
             "the profile has no cache.code_miss_s (the code of kernels is taken to stay cached): measure it with "
             "`perfmodel calibrate --only cache`"
         )
+
+
+def _estimated(kernels: Sequence[Sequence[KernelUse]]) -> Iterator[str]:
+    """What was not measured is named however little of the time it seems to take: that is what is not known."""
+    factors = [factor_of_spread(use.cost.spread) for each in kernels for use in each if use.cost.source == "estimated"]
+    if factors:
+        yield (
+            f"not measured, and estimated at best to a factor of {max(factors):.2g}: {_named(kernels, 'estimated')}; "
+            "`perfmodel calibrate --scenario` measures them"
+        )
+
+
+def _named(kernels: Sequence[Sequence[KernelUse]], source: Source) -> str:
+    """The operators of that source, those first that may take longest."""
+    longest_s: dict[str, float] = {}
+    for use in (use for each in kernels for use in each if use.cost.source == source):
+        name = use.key.removeprefix("aten.").split("(")[0].removesuffix(".default")
+        longest_s[name] = max(longest_s.get(name, 0.0), use.total_s * factor_of_spread(use.cost.spread))
+    names = sorted(longest_s, key=lambda name: -longest_s[name])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:

@@ -3,6 +3,9 @@
     sigma^2 = (1 + b)^2 (keys^2 + classes^2 + scaled^2 + clock^2) + host^2 + wire^2
     keys^2 = sum over keys (n t s)^2      classes^2 = sum over classes (T_class sigma_class)^2      scaled = sum n t g
 
+The half width is 1.645 sigma. Times that are extrapolated or estimated are known to a factor f = exp(1.645 s) at best,
+and stand in neither sum: below the step the half width holds (n t (1 - 1 / f))^2 more, above it (n t (f - 1))^2.
+
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
 the whole class. g: what scaling a key's time to another datasheet leaves open, a share of the logarithm of how much
@@ -19,11 +22,11 @@ steep at that point and stays above. Not yet calibrated against held-out measure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import groupby
 
-import numpy as np
-
+from perfmodel.cost.kernels.estimates import factor_of_spread
 from perfmodel.cost.kernels.scaling import scaling_spread
 from perfmodel.simulate.prediction import KernelUse
 
@@ -32,6 +35,7 @@ NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
 # Relative standard deviation of a class in a step against alone; prior, see the module.
 IN_SITU = {"gemm": 0.01, "attention": 0.01, "convolution": 0.02, "optimizer": 0.01}
 IN_SITU_OTHER = 0.02
+ROUGH = ("extrapolated", "estimated")  # sources of which a factor is known at best
 
 
 def step_interval_s(
@@ -48,15 +52,19 @@ def step_interval_s(
     when collectives take longer. clock_s: when kernels do, at a clock that the power limit has lowered. bubbles:
     seconds of waiting for other ranks' kernels for each second of the rank's own.
     """
-    uses = sorted(kernels, key=lambda use: _family(use.cost.kind))
+    kernels = list(kernels)
+    rough = [(use.total_s, factor_of_spread(use.cost.spread)) for use in kernels if use.cost.source in ROUGH]
+    uses = sorted((use for use in kernels if use.cost.source not in ROUGH), key=lambda use: _family(use.cost.kind))
     keys = sum((use.total_s * use.cost.spread) ** 2 for use in uses)
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    scaled_s = sum(use.total_s * scaling_spread(use.cost) for use in uses)
+    scaled_s = sum(use.total_s * scaling_spread(use.cost) for use in kernels)
     on_path = (1 + bubbles) ** 2 * (keys + classes + scaled_s**2 + clock_s**2)
-    half_s = NORMAL_90 * float(np.sqrt(on_path + host_s**2 + wire_s**2))
-    return _low_s(step_time_s, half_s), step_time_s + half_s
+    half_s = NORMAL_90 * math.sqrt(on_path + host_s**2 + wire_s**2)
+    below_s = (1 + bubbles) * math.hypot(*(total_s * (1 - 1 / factor) for total_s, factor in rough))
+    above_s = (1 + bubbles) * math.hypot(*(total_s * (factor - 1) for total_s, factor in rough))
+    return _low_s(step_time_s, math.hypot(half_s, below_s)), step_time_s + math.hypot(half_s, above_s)
 
 
 def _low_s(step_time_s: float, half_s: float) -> float:

@@ -40,6 +40,9 @@ TRUTHS = {
         "elements_per_s": 3e12, "passes": 1.1, "row_s": 2e-6, "row_element_s": 1e-10, "resident": 4.0,
     },
     "column": MEMORY | {"elements_per_s": 1e12, "step_s": 4e-8, "joining_s": 4e-6},
+    "full_reduction": MEMORY | {
+        "elements_per_s": 2e12, "step_s": 2e-8, "joining_s": 3e-6, "slowness": 1.0, "slowness [var]": 1.3,
+    },
 }  # fmt: skip
 
 
@@ -110,6 +113,32 @@ SMALL = {"pointwise": TRUTHS["pointwise"]}
 
 def test_curves_are_named_by_class():
     assert sorted(fit_curves(_measured(SMALL), OPERATIONS, GPU)) == ["pointwise"]
+
+
+def test_curves_know_what_they_were_fitted_on():
+    curve = fit_curves(_measured(SMALL), OPERATIONS, GPU)["pointwise"]
+    sizes = _calls("pointwise").numbers
+    assert curve.ranges == {name: (sizes[name].min(), sizes[name].max()) for name in ("bytes", "elements")}
+
+
+def test_a_curve_stays_where_nothing_of_it_was_measured_again():
+    """And gets its range if it had none; all are fitted again where the memory's is."""
+    both = {name: TRUTHS[name] for name in ("pointwise", "column")}
+    measured = _measured(both)
+    known = {
+        name: curve.model_copy(update={"ranges": {}}) for name, curve in fit_curves(measured, OPERATIONS, GPU).items()
+    }
+    marked = {name: curve.model_copy(update={"standard_errors": {}}) for name, curve in known.items()}
+    again = fit_curves(measured, OPERATIONS, GPU, marked)
+    assert [curve.standard_errors for curve in again.values()] == [{}, {}]
+    assert all(curve.ranges for curve in again.values())
+    (column,) = (key for key in measured if key.startswith("aten.sum.dim_IntList(float32[128,704]"))
+    fitted = fit_curves(measured, OPERATIONS, GPU, marked, [column])
+    assert [bool(fitted[name].standard_errors) for name in ("column", "pointwise")] == [True, False]
+    fewer = {key: record for key, record in measured.items() if key != column}
+    assert fit_curves(fewer, OPERATIONS, GPU, marked)["column"].points == known["column"].points - 1
+    added = next(key for key in measured if key.startswith("aten.add.Tensor"))
+    assert all(curve.standard_errors for curve in fit_curves(measured, OPERATIONS, GPU, marked, [added]).values())
 
 
 def test_failures_and_a_scenarios_own_kernels_are_not_fitted():

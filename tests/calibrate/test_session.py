@@ -194,6 +194,31 @@ def test_only_repeats_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         session.calibrate(path, "cpu", only=[KEYS[2] + "x"], progress=False)
 
 
+def test_only_measures_a_class_of_the_grid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Known to the profile or not, and with the sentinels, which tell this run's machine; other curves stay."""
+    path = tmp_path / "p.json"
+    sums = [(op("sum.default", t(f"float32[{n}]")), False) for n in (64, 4096, 2**16, 2**18, 2**20)]
+    before = session.calibrate(path, "cpu", progress=False)
+    monkeypatch.setattr(session, "grid_classes", lambda device: {"sums": sums, "others": [(GRID[0], False)]})
+    timed = counted(monkeypatch)
+    after = session.calibrate(path, "cpu", only=["sums"])
+    new = {kernel_key(operation) for operation, _ in sums}
+    assert set(timed) & (new | set(KEYS)) == new
+    assert after.kernels.keys() - before.kernels.keys() == new
+    assert after.curves.keys() - before.curves.keys() == {"full_reduction"}
+    assert after.curves["full_reduction"].ranges == {"rows": (1, 1), "length": (64, 2**20)}
+    assert {name: after.curves[name] for name in before.curves} == before.curves
+    facts = after.provenance["grid_classes"]["sums"]
+    assert set(facts) == {"measured_at", "sentinels_s"}
+    assert set(facts["sentinels_s"]) == {"gemm_fp32", "add"}
+    assert after.provenance["sentinels_s"] == before.provenance["sentinels_s"]
+    assert load_profile(path) == after
+    assert set(draft.Draft.load(path).samples) >= new
+    assert "sums: 5 kernel keys" in capsys.readouterr().err
+
+
 def raising(error: Exception | None) -> Callable[[], None]:
     def call() -> None:
         if error is not None:

@@ -8,9 +8,12 @@ import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.groups import Route
+from perfmodel.cost.kernels.cost import KernelCost, Source
+from perfmodel.cost.kernels.estimates import spread_of_factor
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Cache, Launch
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
+from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.provenance import (
     Talk,
     batches_messages,
@@ -40,6 +43,8 @@ def test_kernels_by_source() -> None:
     assert kernel_shares(prediction().kernels) == {
         "exact": pytest.approx(30 / 37),
         "curve": pytest.approx(2 / 37),
+        "extrapolated": 0.0,
+        "estimated": 0.0,
         "roofline": pytest.approx(5 / 37),
     }
     unstable = profile().model_copy(update={"unstable": (prediction().kernels[0].key,)})
@@ -166,6 +171,32 @@ def test_the_worst_rank_is_told() -> None:
     (rank,) = kernel_warnings([good, curves], profile())
     assert rank.startswith("6 % of the device time of rank 1 is from fitted curves")
     assert list(kernel_warnings([good, good], profile())) == []
+
+
+def use(name: str, source: Source, total_s: float, factor: float) -> KernelUse:
+    spread = spread_of_factor(factor)
+    cost = KernelCost(total_s, spread, source, "other", 0.0, 0.0, "fp32", 1, total_s)
+    return KernelUse(f"aten.{name}(float32[8,8])", cost, 1, total_s)
+
+
+def test_what_was_not_measured_is_named_however_short_it_seems() -> None:
+    """First what may take longest; a name once, and four of them."""
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    names = ("sort.default", "sort.default", "fft", "svd", "topk.default", "median.dim", "mode.default")
+    few = [use(name, "estimated", (1 + i) * 1e-12, 10 if name == "fft" else 3) for i, name in enumerate(names)]
+    (told,) = kernel_warnings([[*good, *few]], profile())
+    assert told.startswith(
+        "not measured, and estimated at best to a factor of 10: fft, mode, median.dim, topk and 2 more;"
+    )
+
+
+def test_shapes_outside_those_of_a_curve_are_told_of_where_they_count() -> None:
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    assert list(kernel_warnings([[*good, use("mean.dim", "extrapolated", 1e-9, 1.5)]], profile())) == []
+    (told,) = kernel_warnings([[*good, use("mean.dim", "extrapolated", 10e-6, 1.5)]], profile())
+    assert told.startswith(
+        "25 % of the device time is from curves outside the shapes that they were fitted on (mean.dim)"
+    )
 
 
 def test_a_cache_whose_misses_of_code_were_not_measured_is_told_of() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from perfmodel.cost.kernels.cost import KernelCost
@@ -45,3 +47,11 @@ def test_no_error_takes_a_step_to_no_time(half_s: float) -> None:
 def test_the_low_end_has_no_kink() -> None:
     below, at, above = (step_interval_s(1.0, [], half_s / NORMAL_90)[0] for half_s in (0.499, 0.5, 0.501))
     assert below - at == pytest.approx(at - above, rel=3e-3)
+
+
+def test_what_is_known_to_a_factor_may_take_as_many_times_as_long() -> None:
+    """A second that may be ten, or a tenth, in a step of ten."""
+    cost = KernelCost(1.0, math.log(10) / NORMAL_90, "estimated", "sort", 0.0, 0.0, "fp32", 1, 1.0)
+    assert step_interval_s(10.0, [KernelUse("k", cost, 1, 1.0)], 0.0) == pytest.approx((10 - 0.9, 10 + 9))
+    low_s, high_s = step_interval_s(10.0, [KernelUse("k", cost, 1, 1.0)], 4 / NORMAL_90)
+    assert (10 - low_s, high_s - 10) == pytest.approx((math.hypot(4, 0.9), math.hypot(4, 9)))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
+from itertools import chain
 
 from perfmodel.cost.kernels.classify import classify
-from perfmodel.cost.kernels.cost import KernelCost, Source
-from perfmodel.cost.kernels.curves import predict_times_s
+from perfmodel.cost.kernels.compound import kernels_of
+from perfmodel.cost.kernels.cost import CurveSource, KernelCost, Source
+from perfmodel.cost.kernels.curves import CurveTime, predict_times_s
+from perfmodel.cost.kernels.estimates import FACTORS, FAR, factorisation_time_s, spread_of_factor
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.scaling import scaled_cost
 from perfmodel.cost.kernels.splitting import optimizer_launches
@@ -18,6 +22,7 @@ from perfmodel.hardware.profile import KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
 
+WORSE: tuple[CurveSource, ...] = ("curve", "extrapolated", "estimated")
 Known = dict[Operation, KernelCost]
 # Costs already worked out, by identity of the profile; an entry goes when its profile does.
 _known: dict[int, dict[tuple[bool, bool], Known]] = {}
@@ -74,13 +79,41 @@ def _work_out(operations: list[Operation], profile: Profile, matmul_tf32: bool, 
         for op, record in zip(operations, records, strict=True)
         if op.runs_on_device and record is None and _copied(op, profile) is None
     ]
-    predicted = dict(
-        zip(unmeasured, predict_times_s(unmeasured, profile.device, profile.curves, matmul_tf32), strict=True)
-    )
+    predicted = _predicted(unmeasured, profile, matmul_tf32)
     return [
         _cost(operation, record, predicted.get(operation), profile, matmul_tf32)
         for operation, record in zip(operations, records, strict=True)
     ]
+
+
+def _predicted(operations: list[Operation], profile: Profile, matmul_tf32: bool) -> dict[Operation, CurveTime]:
+    """Of those that curves cover, or of which at least the kind is known to be slow; several kernels' times added."""
+    kernels = {operation: kernels_of(operation) for operation in operations}
+    distinct = list(dict.fromkeys(chain.from_iterable(kernels.values())))
+    times = predict_times_s(distinct, profile.device, profile.curves, matmul_tf32)
+    found = dict(zip(distinct, times, strict=True))
+    return {
+        operation: time
+        for operation, calls in kernels.items()
+        if (time := _together([found[call] or _factorisation(call) for call in calls])) is not None
+    }
+
+
+def _factorisation(operation: Operation) -> CurveTime | None:
+    time_s = factorisation_time_s(operation) if classify(operation) == "linear_algebra" else None
+    return None if time_s is None else CurveTime(time_s, spread_of_factor(FAR), "estimated")
+
+
+def _together(times: Sequence[CurveTime | None]) -> CurveTime | None:
+    """Of kernels one after the other, from where the worst known of them is from; None if one is not known."""
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return None
+    if len(known) == 1:
+        return known[0]
+    time_s = sum(each.time_s for each in known)
+    spread = math.hypot(*(each.time_s * each.spread for each in known)) / time_s
+    return CurveTime(time_s, spread, max((each.source for each in known), key=WORSE.index))
 
 
 def _record(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bool) -> KernelRecord | None:
@@ -96,7 +129,7 @@ def _record(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bo
 def _cost(
     operation: Operation,
     record: KernelRecord | None,
-    predicted: tuple[float, float] | None,
+    predicted: CurveTime | None,
     profile: Profile,
     matmul_tf32: bool,
 ) -> KernelCost:
@@ -113,9 +146,11 @@ def _cost(
     if record is not None and record.time_s is not None:
         time_s, spread, source = record.time_s, record.spread, "exact"
     elif predicted is not None:
-        time_s, spread, source = *predicted, "curve"
+        time_s, spread, source = predicted
     else:
         time_s, spread, source = roofline_time_s(operation, profile.device, matmul_tf32), ROOFLINE_SPREAD, "roofline"
+        if kind in FACTORS:
+            spread, source = spread_of_factor(FACTORS[kind]), "estimated"
     kernels = record.kernels if record is not None and record.kernels is not None else _launches(operation, kind)
     return KernelCost(
         time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),
@@ -154,4 +189,4 @@ _LAUNCHES = {"convolution_backward": 2, "embedding_backward": 4, "attention_back
 def _launches(operation: Operation, kind: str) -> int:
     if kind == "optimizer":
         return max(len(optimizer_launches(operation)), 1)
-    return _LAUNCHES.get(kind, 1)
+    return _LAUNCHES.get(kind, len(kernels_of(operation)))

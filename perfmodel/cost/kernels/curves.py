@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from perfmodel.cost.kernels.cost import CurveSource
+from perfmodel.cost.kernels.estimates import estimate_spread
 from perfmodel.cost.kernels.features import FORMS, Features, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, form_time_s
 from perfmodel.cost.kernels.kriging import Correction, from_parameters, places_of
@@ -14,34 +18,81 @@ from perfmodel.workload.ops import Operation
 
 NORMAL_P90 = 1.645  # 90 % of a normal distribution lie within so many standard deviations
 LEAST_SPREAD = 0.01
+# Where a class has no curve of its own: that of kernels of the same template, whose numbers it has too.
+STAND_INS = {"full_reduction": "column"}
+MARGIN_OCTAVES = 1.0  # a factor of two beyond the shapes of the fit still counts as among them
+OCTAVE_SPREAD = 0.1  # added for each octave beyond that
+
+
+class CurveTime(NamedTuple):
+    """time_s: seconds. spread: standard deviation, relative; of the logarithm where it is not small. source: whether
+    the call lies among the shapes that its curve was fitted on (curve), outside (extrapolated), or is of a kind that
+    was not measured (estimated).
+    """
+
+    time_s: float
+    spread: float
+    source: CurveSource
 
 
 def predict_time_s(
     operation: Operation, device: Device, curves: Mapping[str, CurveRecord], tf32: bool
-) -> tuple[float, float] | None:
-    """Seconds and relative standard deviation by the fitted curves, or None where no curve covers the call.
+) -> CurveTime | None:
+    """Seconds of a call by the fitted curves, or None where no curve covers it.
 
-    The spread is the 90 % quantile of the curve's leave-one-out errors, as the deviation of a normal distribution.
+    Notes
+    -----
+    The spread is the 90 % quantile of the curve's leave-one-out errors, as the deviation of a normal distribution. For
+    each octave by which the call lies outside the shapes of the fit, less one, its square grows by that of 0.1; of a
+    kind that was not measured it is at least that of :mod:`perfmodel.cost.kernels.estimates`.
     """
     return predict_times_s([operation], device, curves, tf32)[0]
 
 
 def predict_times_s(
     operations: Sequence[Operation], device: Device, curves: Mapping[str, CurveRecord], tf32: bool
-) -> list[tuple[float, float] | None]:
+) -> list[CurveTime | None]:
     """:func:`predict_time_s` of many calls; calls of one curve are evaluated together."""
     grouped: dict[str, list[tuple[int, Features]]] = {}
     for i, operation in enumerate(operations):
         features = features_of(operation, device, tf32)
-        if features is not None and features.curve in curves:
-            grouped.setdefault(features.curve, []).append((i, features))
-    found: list[tuple[float, float] | None] = [None] * len(operations)
+        if features is None:
+            continue
+        curve = features.curve if features.curve in curves else STAND_INS.get(features.curve, "")
+        if curve in curves:
+            grouped.setdefault(curve, []).append((i, features))
+    found: list[CurveTime | None] = [None] * len(operations)
     for curve, members in grouped.items():
         record = curves[curve]
-        times = curve_time_s(record, Calls.of([(features.numbers, features.labels) for _, features in members]))
-        for (i, _), time in zip(members, times, strict=True):
-            found[i] = float(time), curve_spread(record)
+        calls = Calls.of([(features.numbers, features.labels) for _, features in members])
+        times = curve_time_s(record, calls)
+        outside = octaves_outside(record, calls)
+        for (i, features), time, octaves in zip(members, times, outside, strict=True):
+            unmeasured = estimate_spread(operations[i], features, record, is_stand_in=features.curve != curve)
+            found[i] = _curve_time(record, float(time), float(octaves), unmeasured)
     return found
+
+
+def _curve_time(record: CurveRecord, time_s: float, octaves: float, unmeasured: float | None) -> CurveTime:
+    """unmeasured: the spread of the kind of operator, where none of it was measured."""
+    spread = curve_spread(record)
+    if octaves > 0:
+        spread = math.hypot(spread, OCTAVE_SPREAD * octaves)
+    if unmeasured is not None:
+        return CurveTime(time_s, max(spread, unmeasured), "estimated")
+    return CurveTime(time_s, spread, "extrapolated" if octaves > 0 else "curve")
+
+
+def octaves_outside(record: CurveRecord, calls: Calls) -> Array:
+    """By how many factors of two each call lies outside the shapes of the fit, all coordinates together, less the
+    margin that still counts as inside; 0 where the curve's range is not known.
+    """
+    outside = np.zeros(len(calls))
+    for name, (least, most) in record.ranges.items():
+        place = np.log2(np.maximum(calls.numbers[name], 1.0))
+        low, high = math.log2(max(least, 1.0)), math.log2(max(most, 1.0))
+        outside = np.hypot(outside, np.maximum(np.maximum(low - place, place - high), 0.0))
+    return np.maximum(outside - MARGIN_OCTAVES, 0.0)
 
 
 def curve_time_s(record: CurveRecord, calls: Calls, correction: Correction | None = None) -> Array:

@@ -7,11 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfmodel.cost.kernels.classify import classify, reduced_dims
+from perfmodel.cost.kernels.classify import classify, reduced_dims, sums_columns
 from perfmodel.cost.kernels.forms import Form
 from perfmodel.cost.kernels.matrix_forms import ATTENTION, CONVOLUTION, GEMM
-from perfmodel.cost.kernels.memory_forms import COLUMNS, LISTS, PLACED, POINTWISE, ROWS, SCATTER
-from perfmodel.cost.kernels.splitting import CHUNK_ELEMENTS, column_split, optimizer_launches, row_kernel
+from perfmodel.cost.kernels.memory_forms import COLUMNS, FULL_REDUCTIONS, LISTS, PLACED, POINTWISE, ROWS, SCATTER
+from perfmodel.cost.kernels.splitting import (
+    CHUNK_ELEMENTS,
+    REDUCTION_THREADS,
+    THREADS_PER_MULTIPROCESSOR,
+    optimizer_launches,
+    reduction_split,
+    row_kernel,
+)
 from perfmodel.cost.kernels.work import (
     arithmetic_kind,
     attention_shape,
@@ -28,11 +35,12 @@ from perfmodel.hardware.profile import Device
 from perfmodel.units import DTYPE_BYTES
 from perfmodel.workload.ops import Operation, TensorSpec
 
-FORMS: dict[str, Form] = {
-    form.name: form for form in (POINTWISE, PLACED, ROWS, COLUMNS, SCATTER, LISTS, GEMM, CONVOLUTION, ATTENTION)
-}
+_FORMS = (POINTWISE, PLACED, ROWS, COLUMNS, FULL_REDUCTIONS, SCATTER, LISTS, GEMM, CONVOLUTION, ATTENTION)
+FORMS: dict[str, Form] = {form.name: form for form in _FORMS}
 ALIGNMENT_BYTES = 16
 ATTENTION_TILES = {"efficient": 64}  # queries a block takes; 128 with the others
+VECTOR, LEAST_VECTORISED = 4, 128  # elements that a reduction's thread loads at once, and of how many at least
+BLOCKS_PER_MULTIPROCESSOR = THREADS_PER_MULTIPROCESSOR // REDUCTION_THREADS
 LEAST_CHANNELS = 8  # below it channels are padded
 
 
@@ -197,9 +205,28 @@ def _columns(operation: Operation, where: Where) -> Told:
     x = operation.input_tensors()[0]
     rows = max(math.prod(x.shape[d] for d in reduced_dims(operation)), 1)
     length = max(x.numel // rows, 1)
-    values, groups = column_split(rows, length, where.multiprocessors)
-    numbers = {"rows": float(rows), "length": float(length), "values": float(values), "groups": float(groups)}
+    split = reduction_split(length, rows, False, VECTOR if length % VECTOR == 0 else 1, where.multiprocessors)
+    numbers = {
+        "rows": float(rows), "length": float(length), "values": float(split.values), "groups": float(split.groups),
+    }  # fmt: skip
     return "column", "columns", numbers, {"path": f"{_item_bytes(operation)}"}
+
+
+def _full_reduction(operation: Operation, where: Where) -> Told:
+    """values: of one thread, in all the turns that the blocks take on the multiprocessors."""
+    x = operation.input_tensors()[0]
+    length = max(math.prod(x.shape[d] for d in reduced_dims(operation)), 1)
+    results = max(x.numel // length, 1)
+    along = results == 1 or not sums_columns(operation)
+    dense = _innermost(x) >= 0
+    vector = math.gcd(VECTOR, results) if not along else VECTOR if length >= LEAST_VECTORISED and dense else 1
+    split = reduction_split(results, length, along, vector, where.multiprocessors)
+    turns = max(1.0, split.blocks * split.groups / (where.multiprocessors * BLOCKS_PER_MULTIPROCESSOR))
+    numbers = {
+        "rows": float(results), "length": float(length), "values": split.values * turns, "groups": float(split.groups),
+    }  # fmt: skip
+    path = f"{'rows' if along else 'columns'} {_item_bytes(operation)}"
+    return "full_reduction", "full_reduction", numbers, {"path": path}
 
 
 def _scatter(operation: Operation, _: Where) -> Told:
@@ -320,6 +347,7 @@ _EXTRACTORS: dict[str, Extract] = {
     "row_backward": _rows,
     "reduction": _rows,
     "column": _columns,
+    "full_reduction": _full_reduction,
     "embedding_forward": _simple("embedding_forward"),
     "embedding_backward": _scatter,
     "copy": _copy,
@@ -332,5 +360,8 @@ _EXTRACTORS: dict[str, Extract] = {
     "batch_norm": _batch_norm,
     "optimizer": _lists,
     "index": _pointwise,
+    "scan": _pointwise,
+    "sort": _pointwise,
+    "fft": _pointwise,
     "other": _pointwise,
 }

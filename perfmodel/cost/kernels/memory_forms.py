@@ -74,6 +74,22 @@ def _columns_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
     return {**memory_starts(numbers, time_s), "elements_per_s": rate, "joining_s": least, "step_s": least / 100}
 
 
+def full_reductions_time_s(numbers: Numbers, values: Values) -> Array:
+    """As :func:`columns_time_s`, times a slowness of the operator: t = start + slowness x softmax(...) [+ joining].
+
+    Threads of all blocks read the tensor once and reduce what they read; where several blocks share a result, each
+    leaves its own in memory, and the last to do so reduces these (two passes, and a counter to be cleared before).
+    """
+    moving = transfer_s(numbers, values)
+    walking = numbers["values"] * values["step_s"]
+    working = soft_maximum(moving, numbers["elements"] / values["elements_per_s"], walking) * values["slowness"]
+    return np.asarray(values["start_s"] + working + np.where(numbers["groups"] > 1, values["joining_s"], 0.0))
+
+
+def _full_reductions_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
+    return {**_columns_starts(numbers, time_s), "slowness": 1.0}
+
+
 def scatter_time_s(numbers: Numbers, values: Values) -> Array:
     """Gradient of a table: t = start + transfer(bytes) + walking.
 
@@ -170,6 +186,20 @@ COLUMNS = Form(
     _columns_starts,
     ("rows", "length"),
     ("path",),
+)
+FULL_REDUCTIONS = Form(
+    "full_reduction",
+    (
+        *memory_parameters(),
+        _RATE,
+        Parameter("step_s", 1.0, "path", 0.5),
+        Parameter("joining_s", 1.0),
+        Parameter("slowness", 0.02, "operator", 0.7),
+    ),
+    full_reductions_time_s,
+    _full_reductions_starts,
+    ("rows", "length"),
+    ("path", "operator"),
 )
 SCATTER = Form(
     "scatter",

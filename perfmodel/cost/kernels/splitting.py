@@ -6,6 +6,7 @@ Read in ATen/native/cuda: ForeachFunctors.cuh and MultiTensorApply.cuh, Reduce.c
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from perfmodel.cost.kernels.work import is_list, tensors_of
 from perfmodel.workload.ops import Operation
@@ -58,26 +59,52 @@ def optimizer_launches(operation: Operation) -> list[tuple[int, int]]:
     return list_launches(sizes, max(len(lists) - counters + bool(operation.outputs), 1))
 
 
-def column_split(rows: int, length: int, multiprocessors: int) -> tuple[int, int]:
-    """(values one thread adds up, groups of rows that different blocks take) of a column sum, as ATen chooses them.
+class Split(NamedTuple):
+    """How a reduction's threads share its work.
 
-    >>> column_split(592, 1024, 132), column_split(32, 1024, 132)
-    ((148, 1), (32, 1))
+    values: what one thread reduces, one after the other. groups: blocks that share a result. blocks: of threads, in
+    one group.
     """
-    vector = 4 if length % 4 == 0 else 1
-    threads = REDUCTION_THREADS // vector
-    height = min(2 ** int(math.log2(rows)), threads // WARP)
-    if rows < min(height * LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD):
-        return rows, 1
-    values = -(-rows // height)
-    blocks = -(-length // (WARP * vector))
-    resident = multiprocessors * (THREADS_PER_MULTIPROCESSOR // threads)
-    if values < MOST_VALUES_PER_THREAD or blocks > resident:
-        return values, 1
-    groups = max(
-        min(-(-resident // blocks), -(-values // LEAST_VALUES_PER_THREAD)), -(-values // MOST_VALUES_PER_THREAD)
-    )
-    return -(-values // groups), groups
+
+    values: int
+    groups: int
+    blocks: int
+
+
+def reduction_split(results: int, values: int, along: bool, vector: int, multiprocessors: int) -> Split:
+    """How ATen divides a reduction among threads (setReduceConfig in Reduce.cuh).
+
+    Parameters
+    ----------
+    results, values
+        How many values come out, and of how many each is made.
+    along
+        Whether neighbours in memory belong to the same result (rows), or to neighbouring ones (columns).
+    vector
+        Elements that a thread loads at once.
+    multiprocessors
+        Of the device.
+
+    Examples
+    --------
+    >>> reduction_split(1, 2**24, True, 4, 132), reduction_split(64, 1024, True, 4, 132)
+    (Split(values=63, groups=528, blocks=1), Split(values=32, groups=1, blocks=4))
+    """
+    lanes, others = (values // vector, results) if along else (results // vector, values)
+    most = REDUCTION_THREADS if along else REDUCTION_THREADS // vector
+    lanes, others = (min(2 ** int(math.log2(max(size, 1))), most) for size in (lanes, others))
+    height = min(others, most // min(lanes, WARP))
+    width = min(lanes, most // height)
+    each = -(-values // (width if along else 1))
+    is_shared = each >= min(height * LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD)
+    each = -(-each // height) if is_shared else each
+    together = (1 if along else width * vector) * (1 if is_shared else height)
+    blocks = -(-results // together)
+    resident = multiprocessors * (THREADS_PER_MULTIPROCESSOR // (width * height))
+    if not is_shared or each < MOST_VALUES_PER_THREAD or blocks > resident:
+        return Split(each, 1, blocks)
+    groups = max(min(-(-resident // blocks), -(-each // LEAST_VALUES_PER_THREAD)), -(-each // MOST_VALUES_PER_THREAD))
+    return Split(-(-each // groups), groups, blocks)
 
 
 def row_kernel(name: str, length: int, item_bytes: int) -> str:

@@ -23,7 +23,7 @@ _TENSOR_UNIT_CLASSES = frozenset(
 # Per element, by class: what a straightforward formula needs.
 _FLOPS_PER_ELEMENT = {
     "pointwise": 1, "pointwise_transcendental": 10, "row_forward": 5, "row_backward": 8, "column": 1, "reduction": 1,
-    "dropout": 2, "pooling": 4, "batch_norm": 5, "optimizer": 1, "embedding_backward": 1,
+    "full_reduction": 1, "dropout": 2, "pooling": 4, "batch_norm": 5, "optimizer": 1, "embedding_backward": 1,
 }  # fmt: skip
 _FUSED_FLOPS_PER_ELEMENT = 16
 CACHED_OPERATIONS = 4096

@@ -19,7 +19,9 @@ POINTWISE = CurveRecord(
 
 def test_pointwise_by_hand():
     x = tensor("float32", 1000, 1000)
-    time_s, spread = predict_time_s(calls.binary("add.Tensor", x, x), DEVICE, {"pointwise": POINTWISE}, tf32=False)
+    add = calls.binary("add.Tensor", x, x)
+    time_s, spread, source = predict_time_s(add, DEVICE, {"pointwise": POINTWISE}, tf32=False)
+    assert source == "curve"
     assert time_s == pytest.approx(2e-6 + 12e6 / 4e12, rel=1e-6)
     assert spread == pytest.approx(0.02)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from perfmodel.cost.kernels.splitting import column_split, list_launches, row_kernel
+from perfmodel.cost.kernels.splitting import list_launches, reduction_split, row_kernel
 
 CHUNK = 65536
 
@@ -31,8 +31,27 @@ def test_list_launches(sizes, lists, expected):
         (4096, 2**20, (1024, 1)),  # enough columns to fill the chip
     ],
 )
-def test_column_split(rows, length, expected):
-    assert column_split(rows, length, 132) == expected
+def test_split_of_columns(rows, length, expected):
+    split = reduction_split(length, rows, along=False, vector=4 if length % 4 == 0 else 1, multiprocessors=132)
+    assert (split.values, split.groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("results", "values", "along", "expected"),
+    [
+        (1, 1024, True, (4, 1, 1)),  # 256 lanes of vectors in one block
+        (1, 255 * 512, True, (255, 1, 1)),  # the longest that one block does
+        (1, 256 * 512, True, (16, 16, 1)),  # from there on blocks share it, with at least 16 values a thread
+        (1, 2**24, True, (63, 528, 1)),  # as many blocks as are resident: 4 on each of 132 multiprocessors
+        (1, 2**28, True, (256, 2048, 1)),  # more of them, so that no thread has over 256 values
+        (64, 1024, True, (32, 1, 4)),  # a warp does a row, 16 rows a block
+        (64, 8192, True, (16, 1, 64)),  # a block does a row
+        (64, 2**20, True, (228, 9, 64)),  # nine blocks do one
+        (8, 2**20, False, (16, 1024, 1)),  # two lanes of vectors, 64 threads down each, in small blocks
+    ],
+)
+def test_split_of_few_results(results, values, along, expected):
+    assert reduction_split(results, values, along, 4, 132) == expected
 
 
 @pytest.mark.parametrize(

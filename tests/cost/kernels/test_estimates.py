@@ -1,0 +1,115 @@
+"""What counts as measured, on the shipped profile of an H200; and what a full reduction takes there."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate import calls
+from calibrate.calls import tensor
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
+from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.workload.ops import Operation, TensorSpec
+
+MANY = tensor("float32", 50_331_648)  # 201 MB: four times the cache
+X = tensor("float32", 5120, 512)
+MATRICES = tensor("float32", 10, 512, 512)
+VALUE = TensorSpec.parse("float32[]")
+
+
+@pytest.fixture(scope="module")
+def h200() -> Profile:
+    return load_profile(find_profile("h200-sxm-x4"))
+
+
+def cost(profile: Profile, name: str, *inputs: object, out: TensorSpec = VALUE) -> KernelCost:
+    return kernel_costs([Operation(f"aten.{name}", inputs, (), (out,))], profile, False)[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "read_bytes"),
+    [
+        ("mean.default", (MANY,), MANY.bytes),
+        ("sum.dim_IntList", (tensor("float32", 256, 3, 256, 256), (0, 1, 2, 3), True), MANY.bytes),
+        ("max.default", (MANY,), MANY.bytes),
+        ("argmax.default", (MANY,), MANY.bytes),
+        ("linalg_vector_norm.default", (MANY, 2.0), MANY.bytes),
+        ("var.correction", (MANY, None), MANY.bytes),
+        ("mean.dim", (tensor("float32", 8, 2**22), (1,)), 2**27),
+        ("sum.dim_IntList", (tensor("float32", 2**22, 8), (0,)), 2**27),
+        ("mse_loss.default", (MANY, MANY), 4 * MANY.bytes),  # two are read, their difference is written, and read
+    ],
+)
+def test_a_reduction_to_few_values_takes_about_what_reading_takes(
+    h200: Profile, name: str, inputs: tuple[object, ...], read_bytes: int
+) -> None:
+    assert h200.device.peak_memory_bytes_per_s is not None
+    reading_s = read_bytes / h200.device.peak_memory_bytes_per_s
+    assert reading_s < cost(h200, name, *inputs).time_s < 2 * reading_s + 20e-6
+
+
+@pytest.mark.parametrize("elements", [1, 100, 2**13, 2**17 - 1, 2**17 + 1, 12_582_912])
+def test_small_ones_take_microseconds(h200: Profile, elements: int) -> None:
+    assert 1e-6 < cost(h200, "sum.default", tensor("float32", elements)).time_s < 40e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "factor"),
+    [
+        ("_linalg_svd.default", (MATRICES,), FAR),
+        ("linalg_inv_ex.default", (MATRICES,), FAR),
+        ("sort.default", (X, 0), FAR),
+        ("_unique2.default", (X,), FAR),
+        ("nonesuch.default", (X,), FAR),
+        ("_fft_c2c.default", (X._replace(dtype="complex64"), (1,), 0, True), NEAR),
+        ("cumsum.default", (X, 0), NEAR),
+        ("gather.default", (X, 1, X._replace(dtype="int64")), NEAR),
+        ("upsample_nearest2d.default", (tensor("float32", 8, 64, 32, 32), (64, 64)), NEAR),  # pooling was
+        ("mm.default", (tensor("float64", 512, 512),) * 2, NEAR),
+    ],
+)
+def test_what_was_not_measured_is_estimated(
+    h200: Profile, name: str, inputs: tuple[object, ...], factor: float
+) -> None:
+    found = cost(h200, name, *inputs, out=X)
+    assert found.source == "estimated"
+    assert factor_of_spread(found.spread) == pytest.approx(factor)
+
+
+def test_an_estimate_without_any_curve(h200: Profile) -> None:
+    """The datasheet's label is no better where the kind of operator is what is not known."""
+    bare = h200.model_copy(update={"curves": {}, "kernels": {}})
+    assert cost(bare, "sort.default", X, 0, out=X).source == "estimated"
+    assert cost(bare, "relu.default", X, out=X).source == "roofline"
+    assert cost(bare, "_linalg_svd.default", MATRICES).source == "estimated"
+
+
+@pytest.mark.parametrize("name", ["relu", "lgamma", "nan_to_num", "maximum"])
+def test_elementwise_operators_tell_of_each_other(h200: Profile, name: str) -> None:
+    assert cost(h200, f"{name}.default", X, out=X).source == "curve"
+
+
+def test_a_factorisation_waits_for_each_column(h200: Profile) -> None:
+    inverse, singular = (cost(h200, name, MATRICES) for name in ("linalg_inv_ex.default", "_linalg_svd.default"))
+    assert inverse.time_s == pytest.approx(10 * 512 * 4e-6)
+    assert singular.time_s == pytest.approx(30 * inverse.time_s)
+
+
+def test_outside_the_shapes_of_the_fit_is_said_and_less_sure(h200: Profile) -> None:
+    ranges = h200.curves["reduction"].model_copy(
+        update={"ranges": {"rows": (128.0, 131072.0), "length": (49.0, 6080.0)}}
+    )
+    known = h200.model_copy(update={"curves": h200.curves | {"reduction": ranges}})
+    inside, beside, outside, far = (
+        kernel_costs([calls.reduction("mean.dim", tensor("float32", rows, 2048), (1,))], known, False)[0]
+        for rows in (65536, 200_000, 2**20, 2**22)
+    )
+    assert [each.source for each in (inside, beside, outside, far)] == [
+        "curve",
+        "curve",
+        "extrapolated",
+        "extrapolated",
+    ]
+    assert inside.spread == beside.spread < outside.spread < far.spread
+    assert outside.time_s > 3 * beside.time_s
