@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from perfmodel import __version__
 from perfmodel.cli_options import (
     ABOVE_0,
     FILE,
     OneLineErrors,
-    print_rich,
     question_options,
     sweep_command,
     torch_needed,
@@ -21,6 +21,7 @@ from perfmodel.cli_options import (
 )
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEMORY_SNAPSHOT
+from perfmodel.terminal import print_rich, sentence, write
 from perfmodel.writing import check_folder, check_writable
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="perfmodel", message="%(prog)s %(version)s")
 def main() -> None:
     """How long a training step takes, how much memory it needs and what it waits for."""
 
@@ -62,7 +64,7 @@ def predict(
     if as_json:
         from perfmodel.report.json_report import json_report
 
-        click.echo(json.dumps(json_report(prediction, fitting), indent=1))
+        write(json.dumps(json_report(prediction, fitting), indent=1) + "\n")
     else:
         from perfmodel.report.memory_text import fitting_lines
         from perfmodel.report.text import report
@@ -72,7 +74,7 @@ def predict(
 
         print_rich(report(prediction))
         lines = [] if fitting is None else fitting_lines(fitting, ask)
-        click.echo("\n  ".join(["\nwhat would fit", *lines]) if lines else "", nl=bool(lines))
+        write("\n  ".join(["\nwhat would fit", *lines]) + "\n" if lines else "")
     if plot is not None:
         from perfmodel.report.plots import save_plots
 
@@ -194,7 +196,7 @@ def calibrate(
         if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):
             wrote([output])
         else:
-            click.echo(f"{output} is written on rank 0's machine", err=True)
+            write(f"{output} is written on rank 0's machine\n", to_stderr=True)
         return
     with torch_needed("calibrate"):
         from calibrate.session import calibrate as calibrate_machine
@@ -232,7 +234,7 @@ def sweep(
     if plot is not None:
         check_folder(plot)
     result = sweep_scenario(scenario_file, parse_vary(vary), exact=not no_exact_keys, progress=True, **question)
-    click.echo(json.dumps(result.to_json(), indent=1) if as_json else sweep_text(result), nl=as_json)
+    write(json.dumps(result.to_json(), indent=1) + "\n" if as_json else sweep_text(result))
     if plot is not None:
         from perfmodel.report.sweep_plot import save_sweep_plots
 
@@ -247,7 +249,7 @@ def formula(name: str | None) -> None:
         import sympy  # noqa: F401
     from perfmodel.closed_form.formulas import describe
 
-    click.echo(describe(name))
+    write(f"{describe(name)}\n")
 
 
 @main.command()
@@ -276,7 +278,7 @@ def validate(
     cases = choose_cases(file, assignments, device, only)
     outcome = measure_cases(cases, device or "cuda", output, **options)
     for failure in outcome.failures:
-        click.echo(f"Error: {failure}", err=True)
+        write(f"Error: {sentence(str(failure))}\n", to_stderr=True)
     measured = [*outcome.kept, *outcome.measured]
     pairs = predict_measurements(measured, allow_import=options["allow_import"], folder=file.resolve().parent)
     print_rich(case_table(accuracy_card(pairs)))
@@ -328,7 +330,7 @@ def compare(
         check_card_path(output)
     pairs = predict_measured(directory, profile, allow_import=allow_import)
     card = accuracy_card(pairs)
-    click.echo(summary_line(card) if output or check else accuracy_markdown(card))
+    write(f"{summary_line(card) if output or check else accuracy_markdown(card)}\n")
     if plot is not None:
         from perfmodel.report.accuracy_plots import save_accuracy_plots
         from perfmodel.report.micro_batches_plot import save_micro_batch_plots
@@ -394,7 +396,7 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
         from perfmodel.report.topology_plot import save_topology_plot
 
         wrote([save_topology_plot(graph, plot)])
-    click.echo(text, nl=False)
+    write(text)
 
 
 @main.command()
@@ -403,7 +405,7 @@ def schema(kind: str) -> None:
     """Print the JSON Schema of a scenario, profile or measurement file."""
     from perfmodel.report.json_schema import json_schema
 
-    click.echo(json.dumps(json_schema(kind), indent=1))
+    write(json.dumps(json_schema(kind), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Thousands of mutated inputs: `python bench/campaign.py --examples 10000 --processes 2 --seed 1 --output out/campaign`.
+"""Thousands of mutated inputs: `python bench/campaign.py --examples 10000 --processes 2 --seed 1`.
 
 Each process works through chunks of examples; each chunk has a seed of its own, so that any one can be run again. What
 failed is written as one file a kind of failure, to be run again with `--again FILE`; the counts by command and outcome
@@ -57,7 +57,12 @@ def run_chunk(seed: int, count: int, output: Path) -> None:
         def campaign(example: Example) -> None:
             print(json.dumps({"begins": example.to_json()}), file=log, flush=True)
             outcome = run(example)
-            ends = {"command": example.command, "code": outcome.exit_code, "fault": outcome.fault, "cpu_s": outcome.cpu_s}
+            ends = {
+                "command": example.command,
+                "code": outcome.exit_code,
+                "fault": outcome.fault,
+                "cpu_s": outcome.cpu_s,
+            }
             print(json.dumps(ends), file=log, flush=True)
 
         campaign()
@@ -87,7 +92,9 @@ def run_all(seed: int, examples: int, processes: int, output: Path) -> list[dict
                 outcomes += done
                 if len(done) < count:
                     waiting.append((chunk_seed + 1, count - len(done)))
-                print(f"{len(outcomes)} done, {sum(row['fault'] is not None for row in outcomes)} faults", file=sys.stderr)
+                print(
+                    f"{len(outcomes)} done, {sum(row['fault'] is not None for row in outcomes)} faults", file=sys.stderr
+                )
     return outcomes
 
 

@@ -189,4 +189,4 @@ def _warnings(
     if name is not None:
         talks = [Talk(step.program, step.collectives, step.routes) for step in steps]
         of_wires = tuple(communication_warnings(talks, profile, name))
-    return (*kernel_warnings(kernels, profile), *of_wires)
+    return (*kernel_warnings(kernels, profile, scenario.hardware.profile), *of_wires)

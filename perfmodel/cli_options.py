@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,20 +14,45 @@ from typing import Any
 import click
 
 from perfmodel.errors import PerfModelError, PerfModelWarning
+from perfmodel.terminal import INTERRUPTED, safe_stderr, safe_stdout, sentence, write
 
 FILE = click.Path(path_type=Path)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 class OneLineErrors(click.Group):
-    """What a user can mend is one line on stderr and exit code 1; anything else keeps its traceback."""
+    """Every way to end: what a user can mend is one line on stderr and exit code 1, a wrong option is click's usage and
+    2, Ctrl-C one line and 130, a reader that has gone nothing and 141. Anything else keeps its traceback.
+    """
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:  # whoever calls sees to the rest
+            return super().main(*args, **extra | {"standalone_mode": False})
+        with safe_stderr():
+            text, code = self._ending(*args, **extra)
+            usage, mark, message = text.partition("Error: ")
+            write(f"{usage}{mark}{sentence(message)}\n" if mark else usage, to_stderr=True)
+        sys.exit(code)
+
+    def _ending(self, *args: Any, **extra: Any) -> tuple[str, int]:
+        """What is left to be said after the command, and its exit code."""
+        try:
+            with safe_stdout():
+                return "", super().main(*args, **extra | {"standalone_mode": False}) or 0  # that of --help
+        except PerfModelError as error:
+            return f"Error: {error}", 1
+        except click.ClickException as error:
+            shown = io.StringIO()
+            error.show(shown)
+            return shown.getvalue(), error.exit_code
+        except click.Abort as error:
+            if isinstance(error.__cause__, EOFError):  # of a file that was cut off: no command asks for input
+                raise error.__cause__ from None
+            return "Stopped.\n", INTERRUPTED
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _warnings_in_one_line():
-                return super().invoke(ctx)
-        except PerfModelError as error:
-            raise click.ClickException(str(error)) from error
+        with _warnings_in_one_line():
+            return super().invoke(ctx)
 
 
 @contextmanager
@@ -36,7 +63,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 
         def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, PerfModelWarning):
-                click.echo(f"Warning: {message}", err=True)
+                write(f"Warning: {sentence(str(message))}\n", to_stderr=True)
             else:
                 show(message, category, *place, **more)
 
@@ -88,17 +115,10 @@ def sweep_command(
     return shlex.join(words)
 
 
-def print_rich(renderable: Any) -> None:
-    """A table, or whatever rich renders, on stdout."""
-    from rich.console import Console
-
-    Console(highlight=False).print(renderable)
-
-
 def wrote(paths: list[Path], of: str = "") -> None:
     """Name on stderr the files that were written. of: whose they are, to follow the names."""
     for path in paths:
-        click.echo(f"wrote {path}{of}", err=True)
+        write(f"wrote {' '.join(str(path).splitlines())}{of}\n", to_stderr=True)
 
 
 @contextmanager

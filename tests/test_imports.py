@@ -22,6 +22,7 @@ LAYERS = {
     "perfmodel.reading": 0,
     "perfmodel.hardware": 1,
     "perfmodel.schema": 0,
+    "perfmodel.terminal": 0,
     "perfmodel.workload": 2,
     "perfmodel.program": 3,
     "perfmodel.cost": 4,

@@ -61,7 +61,9 @@ def report(prediction: Prediction) -> RenderableType:
 
 def rendered(renderable: RenderableType, width: int = 120) -> str:
     """Plain text of a renderable, for files and comparisons."""
-    console = Console(width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(
+        width=width, color_system=None, force_terminal=False, legacy_windows=False, markup=False, emoji=False
+    )
     with console.capture() as capture:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
@@ -153,10 +154,13 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) -> Iterator[str]:
+def kernel_warnings(
+    kernels: Sequence[Sequence[KernelUse]], profile: Profile, given_as: str | None = None
+) -> Iterator[str]:
     """Kernels that were not measured, or not well, and what profiles of before lack.
 
-    kernels: of each rank of a pipeline in order, of which the worst is told; else of one rank.
+    kernels: of each rank of a pipeline in order, of which the worst is told; else of one rank. given_as: the file or
+    catalog name under which the profile is found, which need not be the profile's own name.
     """
     shares = [kernel_shares(each) for each in kernels]
     roofline, curve = (_worst(shares, source) for source in ("roofline", "curve"))
@@ -179,10 +183,9 @@ def kernel_warnings(kernels: Sequence[Sequence[KernelUse]], profile: Profile) ->
         )
     unstable = {use.key for each in kernels for use in each if use.key in profile.unstable}
     if unstable:
-        yield (
-            f"{len(unstable)} kernels of this step were measured unstable: `perfmodel profile show "
-            f"{profile.name}` names them"
-        )
+        counted = "1 kernel of this step was" if len(unstable) == 1 else f"{len(unstable)} kernels of this step were"
+        found_as = shlex.quote(given_as or profile.name)
+        yield f"{counted} measured unstable: `perfmodel profile show {found_as}` names unstable kernels"
     if profile.cache.capacity_bytes is not None and profile.cache.code_miss_s is None:
         yield (
             "the profile has no cache.code_miss_s (the code of kernels is taken to stay cached): measure it with "

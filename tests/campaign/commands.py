@@ -128,7 +128,9 @@ def _import(draw: DrawFn) -> Example:
     lying = {PROFILE: File("profile"), name: File(f"import/{name}")}
     wrong = draw(st.sampled_from([name] * 5 + [PROFILE]))
     lying[wrong] = draw(files(lying[wrong].base))
-    given = draw(st.sampled_from([[], [], ["--interconnect", "nvlink"]]) | words().map(lambda word: ["--interconnect", word]))
+    given = draw(
+        st.sampled_from([[], [], ["--interconnect", "nvlink"]]) | words().map(lambda word: ["--interconnect", word])
+    )
     return Example("profile import", ("profile", "import", PROFILE, name, *given), lying)
 
 
@@ -140,7 +142,22 @@ def _topology(draw: DrawFn) -> Example:
         lying["topology.txt"] = draw(files(f"topology/{draw(st.sampled_from(['h200-x4.txt', 'hgx8-verbatim.txt']))}"))
         name = "topology.txt"
     else:
-        pieces = ["2x", "8", "8x", ":", "nvswitch", "=450GB/s", ",", "network=8x50GB/s", "pcie", "1e9", "10000x", "-1x", "GB/s", "nv18"]
+        pieces = [
+            "2x",
+            "8",
+            "8x",
+            ":",
+            "nvswitch",
+            "=450GB/s",
+            ",",
+            "network=8x50GB/s",
+            "pcie",
+            "1e9",
+            "10000x",
+            "-1x",
+            "GB/s",
+            "nv18",
+        ]
         name = "".join(draw(st.lists(st.sampled_from(pieces) | words(), min_size=1, max_size=7)))
     given = draw(options(subcommand("topology"), ()))
     return Example("topology", ("topology", name, *given), lying)
@@ -148,7 +165,10 @@ def _topology(draw: DrawFn) -> Example:
 
 @st.composite
 def _validate(draw: DrawFn) -> Example:
-    lying = {SCENARIO: draw(files(f"scenario/{draw(st.sampled_from(PLAIN))}") | files("cases")), PROFILE: File("profile")}
+    lying = {
+        SCENARIO: draw(files(f"scenario/{draw(st.sampled_from(PLAIN))}") | files("cases")),
+        PROFILE: File("profile"),
+    }
     tree = (sound("scenario/tiny"),)
     return Example("validate", ("validate", SCENARIO, *draw(options(subcommand("validate"), tree))), lying)
 

@@ -21,7 +21,21 @@ TEXTS = (
     "!!python/name:os.abort", "{a: 1}", "- a", "&a [*a]", "<<", "0x10", "1_000", "1:30", "2024-01-01", "@@long:100000",
     "aten.mm.default(float32[2,2], float32[2,2])", "float32[1e9,1e9]", "all_reduce 2 float32 1024",
 )  # fmt: skip
-OTHERS = (None, True, False, [], {}, [1], [[]], [None], {"a": 1}, {"": {}}, {"a": {"b": [1, "x"]}}, "@@deep:60", "@@deep:100000")
+OTHERS = (
+    None,
+    True,
+    False,
+    [],
+    {},
+    [1],
+    [[]],
+    [None],
+    {"a": 1},
+    {"": {}},
+    {"a": {"b": [1, "x"]}},
+    "@@deep:60",
+    "@@deep:100000",
+)
 FORMS = ("missing", "folder", "pipe", "gzip", "bomb", "utf-16", "bom")
 # Never a path outside the folder of the example, nor a device: a command may write there.
 OUTPUTS = ("out.json", "out.json.gz", "out.md", "out.png", "scenario.yaml", "profile.json", "folder", "pipe", "no/such/x.json",

@@ -25,7 +25,7 @@ from tests.campaign.documents import ROOT, lay
 
 LIMIT_S = 10.0  # of this process's computing, so that a busy machine fails no example
 WAITING_LIMIT_S = 20.0  # in which it computes nothing
-LONGEST_SENTENCE = 1000  # letters
+LONGEST_SENTENCE = 2100  # letters
 STEERING = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
 
 
@@ -41,7 +41,7 @@ class Outcome:
     output: str
 
 
-class _OverLimit(Exception):
+class _OverLimitError(Exception):
     """Raised in whatever runs when the limit is reached."""
 
 
@@ -93,7 +93,7 @@ def _limited() -> Iterator[list[str]]:
         if number == signal.SIGALRM and computed_s - before_s > 0.1 and not reached:
             return
         reached[:] = reached or ["over 10 s of computing" if number == signal.SIGPROF else "waits for ever"]
-        raise _OverLimit
+        raise _OverLimitError
 
     handlers = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
     others = signal.setitimer(signal.ITIMER_REAL, WAITING_LIMIT_S, WAITING_LIMIT_S)
@@ -117,6 +117,8 @@ def _fault(result: Result) -> str | None:
         return f"steering character {steering[0]!r} in the output"
     if result.exit_code == 0:
         return _wrong_answer(result.stdout)
+    if result.exit_code == 2 and result.stderr.startswith("Usage: ") and "Error: " not in result.stderr:
+        return None  # the help of a group without a command
     return _wrong_sentence(result.stderr)
 
 
@@ -133,7 +135,9 @@ def _wrong_sentence(stderr: str) -> str | None:
 
 def _wrong_answer(stdout: str) -> str | None:
     if not stdout.startswith("{"):
-        return "nan in the report" if re.search(r"\b(nan|inf)\b", stdout.split("largest kernels")[0]) else None
+        return (
+            "nan in the report" if re.search(r"\b(nan|inf)\b", stdout.split("largest kernels", maxsplit=1)[0]) else None
+        )
     try:
         answer = json.loads(stdout, parse_constant=lambda word: 1 / 0)
     except ZeroDivisionError:
