@@ -1,17 +1,33 @@
-"""What holds for every test: no cache of the user's is read or written, and torch takes one core."""
+"""What holds for every test: the user's cache and home are neither read nor written, hypothesis has no deadlines, and
+torch takes one core.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+HOME = pytest.StashKey[Path]()
+
+# How long an example takes says how busy the machine is. In CI, every run tries the same examples.
+hypothesis.settings.register_profile("perfmodel", deadline=None)
+hypothesis.settings.register_profile("perfmodel-ci", deadline=None, derandomize=True, database=None, print_blob=True)
+hypothesis.settings.load_profile("perfmodel-ci" if "CI" in os.environ else "perfmodel")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PERFMODEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """A home of the tests' own, from before the first module is imported; what they start has it too."""
+    config.stash[HOME] = home = Path(tempfile.mkdtemp(prefix="perfmodel-tests-"))
+    os.environ |= {"HOME": str(home), "PERFMODEL_CACHE": str(home / "cache")}
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[HOME], ignore_errors=True)

@@ -121,7 +121,7 @@ def test_no_memory_snapshot_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_diff(asked: Asked, folder: Path) -> None:
     save_chrome_trace(prediction(), Path("t.json"))
     result = run("diff", "toy.yaml", "t.json")
-    assert result.stdout.splitlines()[0].rstrip() == "predicted 38 us, in the trace 37 us: +1 us, +2.7 %"
+    assert result.stdout.splitlines()[0].rstrip() == "predicted 38 us, in the trace 38 us: +0 ns, +0.0 %"
 
 
 def write_measurement(path: Path, **changes: Any) -> None:

@@ -19,7 +19,7 @@ from tests.program.pipeline.executor import makespan, run
 S = symbols()
 UNIT = (1.0, 1.0, 1.0)
 RANKS = st.integers(2, 7)
-EXECUTED = settings(max_examples=40, deadline=None)
+EXECUTED = settings(max_examples=40)
 TIMES = st.tuples(*(st.integers(1, 20).map(float) for _ in range(3)))
 
 

@@ -33,7 +33,7 @@ def scenario(ranks: int, strategy: str = "zero1", **parallelism: object) -> Scen
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
 def test_the_partition_is_torchs(sizes: list[int], ranks: int) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

@@ -229,7 +229,7 @@ def run_script(script: list, allocator: CachingAllocator) -> dict[int, tuple[int
 
 
 @given(scripts)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_blocks_cover_segments_without_overlap_and_bytes_are_conserved(script: list) -> None:
     allocator = CachingAllocator()
     held = run_script(script, allocator)
@@ -256,7 +256,7 @@ def test_blocks_cover_segments_without_overlap_and_bytes_are_conserved(script: l
 
 
 @given(scripts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_freeing_everything_leaves_whole_segments_that_can_be_given_back(script: list) -> None:
     allocator = CachingAllocator()
     for address in run_script(script, allocator):
@@ -268,7 +268,7 @@ def test_freeing_everything_leaves_whole_segments_that_can_be_given_back(script:
 
 
 @given(scripts, st.integers(40, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_limit_is_never_exceeded_and_changes_nothing_until_it_is_met(script: list, limit_mib: int) -> None:
     free, limited = CachingAllocator(), CachingAllocator(limit_bytes=limit_mib * MIB)
     run_script(script, free)

@@ -175,7 +175,7 @@ def test_ranks_that_wait_for_each_other_for_ever_are_named() -> None:
         run((first, [1.0], [1.0, 1.0]), (second, [1.0], [1.0, 1.0]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=6),
 )
@@ -249,7 +249,7 @@ def test_a_sender_goes_ahead_while_there_is_room(share: float, sent_s: float) ->
 
 
 @given(st.integers(1, 8), st.floats(0.1, 1.5), st.integers(1, 30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_more_room_is_never_slower(count: int, share: float, kernel_s: int) -> None:
     sender, receiver = a_row(count)
     ranks = (sender, [1.0, 50.0], [3.0] * count), (receiver, [float(kernel_s)] * (count + 1), [3.0] * count)

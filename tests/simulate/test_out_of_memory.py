@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
@@ -37,7 +37,6 @@ def walked(memory_bytes: int) -> MemoryTimeline:
     return simulate_memory(tiny_program(), profile)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_every_capacity_has_a_verdict_and_more_memory_never_hurts(data: st.DataObject) -> None:
     needed_bytes = walked(0).needed_bytes

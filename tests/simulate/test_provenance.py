@@ -50,7 +50,7 @@ def test_kernels_by_source() -> None:
     unstable = profile().model_copy(update={"unstable": (prediction().kernels[0].key,)})
     assert [warning.split(":")[0] for warning in kernel_warnings([prediction().kernels], unstable)] == [
         "14 % of the device time is from a roofline",
-        "1 kernel of this step were measured unstable",
+        "1 kernel of this step was measured unstable",
     ]
 
 

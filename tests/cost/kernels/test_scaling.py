@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate import calls
@@ -143,7 +143,6 @@ def test_scaling_widens_what_is_not_known() -> None:
     assert scaling_spread(fourfold) == pytest.approx(SCALED_SPREAD * math.log(4), rel=0.05)
 
 
-@settings(deadline=None)
 @given(efficiency=st.floats(0.01, 1.5), operation=st.sampled_from([ADD, SMALL_ADD, MM]))
 def test_nothing_changes_at_equal_datasheets(efficiency: float, operation: Operation) -> None:
     known = at_efficiency(operation, efficiency)
@@ -152,7 +151,6 @@ def test_nothing_changes_at_equal_datasheets(efficiency: float, operation: Opera
     assert cost(operation, asked(known)) == before
 
 
-@settings(deadline=None)
 @given(
     efficiency=st.floats(0.01, 1.5), cold=st.floats(1, 3), flops=ratios, memory=ratios, l2=ratios, more=st.floats(1, 10)
 )

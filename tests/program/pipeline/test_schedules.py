@@ -197,7 +197,7 @@ def cases(draw: st.DrawFn) -> Case:
     return case
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases())
 def test_everything_is_computed_once_where_its_stage_is(case: Case) -> None:
     micro_batches = range(case.micro_batches)
@@ -224,7 +224,7 @@ def check_reductions(actions: Sequence[Action], stages: Sequence[int]) -> None:
         assert not isinstance(action, Compute) or index < where[action.stage]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases(), batches_all=st.booleans())
 def test_every_send_has_its_receive_and_is_awaited_once(case: Case, batches_all: bool) -> None:
     found = rank_actions(*case, batches_all=batches_all)
@@ -245,7 +245,7 @@ def test_every_send_has_its_receive_and_is_awaited_once(case: Case, batches_all:
         assert between[sender, receiver, True] == between[sender, receiver, False]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=cases(), batches_all=st.booleans())
 def test_no_rank_waits_for_ever(case: Case, batches_all: bool) -> None:
     """On communicators that carry one message after the other, each once both ranks have come to it; and what is needed
