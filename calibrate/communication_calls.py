@@ -18,8 +18,7 @@ from calibrate.pipeline_calls import pipeline_records
 from calibrate.sharded_calls import sharded_records
 from calibrate.steps import ROUNDS, WARM_UP, linears, step_seconds
 from calibrate.timing import relative_spread
-from perfmodel.cost.host import REFERENCE
-from perfmodel.hardware.interconnect import CallRecord
+from perfmodel.hardware.interconnect import REFERENCE, CallRecord
 
 COUNTS = (8, 64)  # parameters of the models that DDP is measured on
 LARGE_CAP_MB, SMALL_CAP_MB = 25.0, 1e-6  # one bucket, and one a parameter

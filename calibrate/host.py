@@ -21,7 +21,8 @@ from calibrate.host_timing import (
     time_backward,
     timed,
 )
-from perfmodel.cost.host import AMP, NO_GRAD, REFERENCE
+from perfmodel.cost.host import AMP, NO_GRAD
+from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.workload.trace_file import Trace
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from calibrate.host_reference import HostReference, synchronize
 from calibrate.timing import CpuStopwatch, Limits, relative_spread
 from perfmodel.hardware.profile import HostRecord
+from perfmodel.hardware.quantities import LEAST_DIFFERENCE_S
 from perfmodel.workload.trace.illusion import call_name
 from perfmodel.workload.trace.recorder import Traits
 
@@ -50,9 +51,13 @@ def autocast(device: str, enabled: bool, dtype: torch.dtype = torch.bfloat16) ->
 
 
 def record(values_s: list[float], base_s: float = 0.0, per: float = 1.0) -> HostRecord:
-    """Median of the samples less ``base_s``, over ``per`` occurrences; the spread is that of the samples."""
+    """Median of the samples less ``base_s``, over ``per`` occurrences; the spread is that of the samples.
+
+    What noise makes so negative that no profile may hold it is cut off.
+    """
     spread = relative_spread(values_s)
-    return HostRecord(time_s=(statistics.median(values_s) - base_s) / per, spread=spread, samples=len(values_s))
+    time_s = max((statistics.median(values_s) - base_s) / per, LEAST_DIFFERENCE_S)
+    return HostRecord(time_s=time_s, spread=spread, samples=len(values_s))
 
 
 def timed(function: Callable[[], Any]) -> tuple[float, Any]:

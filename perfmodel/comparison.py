@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from perfmodel.api import predict
-from perfmodel.cost.host import REFERENCE
 from perfmodel.errors import PerfModelError, naming
+from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.measurement import Measurement, load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.report.accuracy import Pair

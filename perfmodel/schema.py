@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfmodel.errors import did_you_mean
+from pydantic import BaseModel, ValidationError
+
+from perfmodel.errors import PerfModelError, did_you_mean
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
 LONGEST_VALUE = 60
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def sentence_of(error: ValidationError, model: type[BaseModel], data: object, kind: str) -> str:
+def validated(model: type[Model], data: object, kind: str, remedy: str | None = None) -> Model:
+    """Plain data as the model that they must be; the parameters are those of :func:`sentence_of`.
+
+    Raises
+    ------
+    PerfModelError
+        If they break a rule.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise PerfModelError(sentence_of(error, model, data, kind, remedy)) from error
+
+
+def sentence_of(
+    error: ValidationError, model: type[BaseModel], data: object, kind: str, remedy: str | None = None
+) -> str:
     """The most telling of pydantic's complaints as ``key rule (got value). What to do.``
 
     Parameters
@@ -27,6 +45,8 @@ def sentence_of(error: ValidationError, model: type[BaseModel], data: object, ki
         What was validated.
     kind : str
         Which schema to point at: scenario, profile or measurement.
+    remedy : str, optional
+        What the sentence ends with where there is no schema to point at.
 
     Returns
     -------
@@ -38,7 +58,7 @@ def sentence_of(error: ValidationError, model: type[BaseModel], data: object, ki
     key = ".".join(map(str, path)) or kind
     got = f"(got {shortened(first['input'])})"
     if first["type"] == "missing":
-        return f"{key} must be given. Add it; `perfmodel schema {kind}` lists every key."
+        return f"{key} must be given. {remedy or f'Add it; `perfmodel schema {kind}` lists every key.'}"
     if first["type"] == "extra_forbidden":
         section = _section_at(model, path[:-1])
         owner = ".".join(map(str, path[:-1])) or f"a {kind}"
@@ -47,10 +67,12 @@ def sentence_of(error: ValidationError, model: type[BaseModel], data: object, ki
         expected = first["ctx"]["expected"]
         return f"{key} must be {expected} {got}. {did_you_mean(str(first['input']), _quoted(expected))}"
     if first["type"] == "model_type":
-        return f"{key} must be a mapping of keys to values {got}. `perfmodel schema {kind}` lists its keys."
+        return (
+            f"{key} must be a mapping of keys to values {got}. {remedy or f'`perfmodel schema {kind}` lists its keys.'}"
+        )
     rule = first["msg"].removeprefix("Input should be ").split(", unable")[0]
     rule = rule.replace("a valid integer", "an integer").replace("a valid tuple", "a list").replace("a valid ", "a ")
-    return f"{key} must be {rule} {got}. `perfmodel schema {kind}` says what each key takes."
+    return f"{key} must be {rule} {got}. {remedy or f'`perfmodel schema {kind}` says what each key takes.'}"
 
 
 def shortened(value: object) -> str:

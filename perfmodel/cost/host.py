@@ -41,7 +41,7 @@ from perfmodel.cost.host_structure import (
     structure_of,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import Interconnect
+from perfmodel.hardware.interconnect import REFERENCE, Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
 from perfmodel.workload.keys import optimizer_prefix
@@ -49,7 +49,6 @@ from perfmodel.workload.trace_file import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
 AMP, TF32, NO_GRAD = "amp", "tf32", "no-grad"
-REFERENCE = "reference"
 LEAST_SPREAD = 0.05  # of a host's speed, relative
 
 

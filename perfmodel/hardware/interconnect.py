@@ -6,36 +6,97 @@ over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from perfmodel.hardware.quantities import (
+    MOST_BYTES,
+    MOST_S,
+    SECTION,
+    Bytes,
+    Count,
+    DifferenceSeconds,
+    Factor,
+    NotNegativeSeconds,
+    PositiveBytes,
+    PositiveCount,
+    Seconds,
+    SecondsPerByte,
+    Share,
+    Spread,
+    is_count,
+)
+from perfmodel.units import DTYPE_BYTES
+
 LIBRARY = "library"  # among communicator_bytes
-
-
-def _of_communicator(key: str) -> str:
-    """A key of communicator_bytes."""
-    if key != LIBRARY and not (key.isdecimal() and key.isascii() and int(key) > 0):
-        raise PydanticCustomError("communicator", f"Input should be of a number of ranks or {LIBRARY!r}")
-    return key
-
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Bytes = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
-Communicator = Annotated[str, AfterValidator(_of_communicator)]
-
 MESSAGES = ("send_recv", "exchange")  # between two ranks: one way; both ways at once, in one batch
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
 CHUNKED = ("all_gather", "reduce_scatter", "all_to_all")  # of whose size each rank has a part
 Role = Literal["send", "receive", "wait"]  # of a rank in a message; wait: for one whose sender has not come
+TRANSFERS = (*(f"{way} {memory}" for way in ("h2d", "d2h", "both") for memory in ("pinned", "pageable")), "p2p")
+REFERENCE = "reference"  # among host records: the fixed work that tells the host's speed
+
+
+def _refusal(rule: str) -> PydanticCustomError:
+    return PydanticCustomError("key", f"Input should be {rule}")
+
+
+def _of_communicator(key: str) -> str:
+    if key != LIBRARY and not is_count(key):
+        raise _refusal(f"of a number of ranks or {LIBRARY!r}")
+    return key
+
+
+def _is_curve(kind: str, ranks: str, kinds: Iterable[str] = COLLECTIVES) -> bool:
+    return kind in kinds and is_count(ranks, least=2)
+
+
+def _of_curve(key: str) -> str:
+    kind, _, ranks = key.partition(" ")
+    if not _is_curve(kind, ranks):
+        raise _refusal("a collective and ranks, as in 'all_reduce 4'")
+    return key
+
+
+def _of_collective(key: str, kinds: Iterable[str] = COLLECTIVES) -> str:
+    match key.split(" "):
+        case [kind, ranks, dtype, size_bytes] if _is_curve(kind, ranks, kinds):
+            if dtype in DTYPE_BYTES and is_count(size_bytes, most=MOST_BYTES):
+                return key
+    raise _refusal("a collective, ranks, a type and bytes, as in 'all_reduce 4 float32 26214400'")
+
+
+def _of_pair(key: str) -> str:
+    """kernel, and a collective or the role in a message."""
+    kernel, _, collective = key.partition(" ")
+    return f"{kernel} {_of_collective(collective, (*COLLECTIVES, *get_args(Role)))}"
+
+
+def _of_own_pair(key: str) -> str:
+    return _of_collective(key, (*COLLECTIVES, *get_args(Role)))
+
+
+def _of_transfer(key: str) -> str:
+    name, _, size_bytes = key.rpartition(" ")
+    if name not in TRANSFERS or not is_count(size_bytes, most=MOST_BYTES):
+        raise _refusal("a direction, memory and bytes, as in 'h2d pinned 1024' or 'p2p 1024'")
+    return key
+
+
+Communicator = Annotated[str, AfterValidator(_of_communicator)]
+CurveKey = Annotated[str, AfterValidator(_of_curve)]
+CollectiveKey = Annotated[str, AfterValidator(_of_collective)]
+PairKey = Annotated[str, AfterValidator(_of_pair)]
+OwnPairKey = Annotated[str, AfterValidator(_of_own_pair)]
+TransferKey = Annotated[str, AfterValidator(_of_transfer)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SECTION
 
 
 class CollectiveRecord(_Section):
@@ -45,9 +106,9 @@ class CollectiveRecord(_Section):
     ``grid`` or ``scenario``, which asked for just this size. error: why there is no time.
     """
 
-    time_s: Positive | None = None
-    spread: NotNegative = 0.0
-    samples: int = 0
+    time_s: Seconds | None = None
+    spread: Spread = 0.0
+    samples: Count = 0
     origin: Literal["grid", "scenario"] = "grid"
     error: str | None = None
 
@@ -58,13 +119,19 @@ class CollectiveSegment(_Section):
     least_bytes, most_bytes: the sizes it was fitted on; the first segment also serves smaller ones, the last larger.
     """
 
-    least_bytes: int
-    most_bytes: int
-    alpha_s: float
-    beta_s_per_byte: NotNegative
-    alpha_error_s: NotNegative = 0.0
-    beta_error_s_per_byte: NotNegative = 0.0
-    points: int = 0
+    least_bytes: PositiveBytes
+    most_bytes: PositiveBytes
+    alpha_s: Annotated[float, Field(ge=-MOST_S, le=MOST_S)]
+    beta_s_per_byte: SecondsPerByte
+    alpha_error_s: NotNegativeSeconds = 0.0
+    beta_error_s_per_byte: SecondsPerByte = 0.0
+    points: Count = 0
+
+    @model_validator(mode="after")
+    def _in_order(self) -> CollectiveSegment:
+        if self.most_bytes < self.least_bytes:
+            raise _refusal("a segment with most_bytes of at least least_bytes")
+        return self
 
 
 class CallRecord(_Section):
@@ -92,9 +159,34 @@ class CallRecord(_Section):
     top of the collectives; the wait for a message lasts until that has come.
     """
 
-    time_s: float
-    spread: NotNegative = 0.0
-    samples: int = 0
+    time_s: DifferenceSeconds
+    spread: Spread = 0.0
+    samples: Count = 0
+
+
+class HasTime(Protocol):
+    """A record of a host."""
+
+    @property
+    def time_s(self) -> float: ...
+
+
+Records = TypeVar("Records", bound=Mapping[str, HasTime])
+
+
+def with_positive_reference(records: Records) -> Records:
+    """Host records, whose reference must have taken time: others' times are held against it."""
+    if REFERENCE in records and records[REFERENCE].time_s <= 0:
+        raise _refusal(f"above 0 s for the host's {REFERENCE}")
+    return records
+
+
+def _ascending(segments: tuple[CollectiveSegment, ...]) -> tuple[CollectiveSegment, ...]:
+    if any(later.least_bytes <= before.most_bytes for before, later in pairwise(segments)):
+        raise _refusal("segments that ascend in size and do not overlap")
+    if segments and (segments[0].alpha_s < 0 or segments[0].alpha_s + segments[0].beta_s_per_byte == 0):
+        raise _refusal("segments of which the first takes time and has alpha_s of at least 0")
+    return segments
 
 
 class TransferRecord(_Section):
@@ -102,9 +194,9 @@ class TransferRecord(_Section):
     pinned ...`` (h2d and d2h at once, each of that size), ``p2p 1048576``. time_s: seconds until it, or both, ended.
     """
 
-    time_s: Positive | None = None
-    spread: NotNegative = 0.0
-    samples: int = 0
+    time_s: Seconds | None = None
+    spread: Spread = 0.0
+    samples: Count = 0
     error: str | None = None
 
 
@@ -118,12 +210,12 @@ class ContentionRecord(_Section):
     collective's. compute_s, communication_s: times alone. spread: the larger relative one.
     """
 
-    compute_factor: Positive
-    communication_factor: Positive
-    compute_s: Positive
-    communication_s: Positive
-    spread: NotNegative = 0.0
-    samples: int = 0
+    compute_factor: Factor
+    communication_factor: Factor
+    compute_s: Seconds
+    communication_s: Seconds
+    spread: Spread = 0.0
+    samples: Count = 0
 
 
 class Coupling(_Section):
@@ -135,13 +227,13 @@ class Coupling(_Section):
     relative error of the slowed times, of the pairs it was fitted to and of the others.
     """
 
-    compute_factor: Annotated[float, Field(ge=1)]
-    communication_factor: Annotated[float, Field(ge=1)]
-    tail_share: Annotated[float, Field(gt=0, le=1)]
-    kernel_s: Positive = 1.0
-    fitted_error: NotNegative = 0.0
-    held_out_error: NotNegative | None = None
-    pairs: int = 0
+    compute_factor: Annotated[Factor, Field(ge=1)]
+    communication_factor: Annotated[Factor, Field(ge=1)]
+    tail_share: Annotated[Share, Field(ge=1e-6)]
+    kernel_s: Seconds = 1.0
+    fitted_error: Spread = 0.0
+    held_out_error: Spread | None = None
+    pairs: Count = 0
 
 
 class Interconnect(_Section):
@@ -165,19 +257,19 @@ class Interconnect(_Section):
     backend: Literal["nccl", "gloo"]
     environment: dict[str, str] = {}
     provenance: dict[str, Any] = {}
-    nodes: Annotated[int, Field(ge=1)] = 1
-    collectives: dict[str, CollectiveRecord] = {}
-    segments: dict[str, tuple[CollectiveSegment, ...]] = {}
+    nodes: PositiveCount = 1
+    collectives: dict[CollectiveKey, CollectiveRecord] = {}
+    segments: dict[CurveKey, Annotated[tuple[CollectiveSegment, ...], AfterValidator(_ascending)]] = {}
     communicator_bytes: dict[Communicator, Bytes] = {}
-    host: dict[str, CallRecord] = {}
-    contention: dict[str, ContentionRecord] = {}
+    host: Annotated[dict[str, CallRecord], AfterValidator(with_positive_reference)] = {}
+    contention: dict[PairKey, ContentionRecord] = {}
     couplings: dict[str, Coupling] = {}
     message_couplings: dict[Role, dict[str, Coupling]] = {}
-    own_contention: dict[str, dict[str, ContentionRecord]] = {}
+    own_contention: dict[str, dict[OwnPairKey, ContentionRecord]] = {}
     own_couplings: dict[str, Coupling] = {}
     own_message_couplings: dict[Role, dict[str, Coupling]] = {}
     messages_ahead: dict[Bytes, Count] = {}
-    rerun_spread: NotNegative | None = None
+    rerun_spread: Spread | None = None
     bandwidth_factor: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
 
 

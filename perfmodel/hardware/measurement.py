@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, Field
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEASUREMENT
 from perfmodel.files import upgrade
+from perfmodel.hardware.quantities import SECTION, Bytes, Count, NotNegativeSeconds, PositiveBytes, Seconds
 from perfmodel.reading import read_json
+from perfmodel.schema import validated
 from perfmodel.writing import write_atomically
 
 # Format history
@@ -27,17 +29,20 @@ UNSTABLE_SPREAD = 0.05  # relative: standard deviation over median
 SHORTEST_SAMPLES = 8
 STEADY = 2  # steps whose memory is not that of later ones: DDP rebuilds its buckets in the second, beside the old
 
+Steps = Annotated[tuple[Seconds, ...], Field(min_length=1)]
+Phase = Annotated[tuple[NotNegativeSeconds, ...], Field(min_length=1)]
+
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SECTION
 
 
 class StepMemory(_Section):
     """The caching allocator around one step, bytes."""
 
-    allocated_before_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
+    allocated_before_bytes: Bytes
+    peak_allocated_bytes: Bytes
+    peak_reserved_bytes: Bytes
 
 
 class PipelineAction(_Section):
@@ -48,21 +53,21 @@ class PipelineAction(_Section):
     """
 
     kind: Literal["F", "B", "I", "W"]
-    stage: int
-    micro_batch: int
-    start_s: float
-    end_s: float
+    stage: Count
+    micro_batch: Count
+    start_s: NotNegativeSeconds
+    end_s: NotNegativeSeconds
 
 
 class RankSamples(_Section):
     """What one rank of several saw, in the columns of :class:`Measurement`."""
 
-    step_s: tuple[float, ...]
-    synced_step_s: tuple[float, ...]
-    phases_s: dict[str, tuple[float, ...]]
-    host_reference_s: tuple[float, ...] = ()
+    step_s: Steps
+    synced_step_s: Steps
+    phases_s: dict[str, Phase]
+    host_reference_s: tuple[Seconds, ...] = ()
     memory: tuple[StepMemory, ...] = ()
-    device_used_bytes: int | None = None
+    device_used_bytes: Bytes | None = None
     actions: tuple[PipelineAction, ...] = ()
 
     @property
@@ -74,8 +79,8 @@ class RankSamples(_Section):
 class BucketLayout(_Section):
     """Sizes of DistributedDataParallel's buckets as it reports them: in the first step, and rebuilt after it."""
 
-    initial_bytes: tuple[int, ...]
-    rebuilt_bytes: tuple[int, ...] = ()
+    initial_bytes: tuple[Bytes, ...]
+    rebuilt_bytes: tuple[Bytes, ...] = ()
     rebuilt: bool = False
 
 
@@ -121,15 +126,15 @@ class Measurement(_Section):
     group: str
     scenario: dict[str, Any]
     provenance: dict[str, Any]
-    warmup_steps: int
-    step_s: tuple[float, ...]
-    synced_step_s: tuple[float, ...]
-    phases_s: dict[str, tuple[float, ...]]
-    blocks: tuple[int, ...] = ()
-    host_reference_s: tuple[float, ...] = ()
+    warmup_steps: Count
+    step_s: Steps
+    synced_step_s: Steps
+    phases_s: dict[str, Phase]
+    blocks: tuple[Count, ...] = ()
+    host_reference_s: tuple[Seconds, ...] = ()
     memory: tuple[StepMemory, ...] = ()
-    device_used_bytes: int | None = None
-    device_bytes: int | None = None
+    device_used_bytes: Bytes | None = None
+    device_bytes: PositiveBytes | None = None
     ranks: tuple[RankSamples, ...] = ()
     ddp_buckets: BucketLayout | None = None
     communication: tuple[RankCommunication, ...] = ()
@@ -208,9 +213,5 @@ def load_measurement(path: Path) -> Measurement:
         If it is unreadable, truncated, newer than this perfmodel, or breaks a rule.
     """
     data = upgrade(path, read_json(path, "a measurement", REMEDY), MEASUREMENT_VERSION, {}, REMEDY)
-    try:
-        return Measurement.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error
+    with naming(path):
+        return validated(Measurement, data, "measurement")

@@ -12,13 +12,36 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
 
-from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.errors import PerfModelError, did_you_mean, naming
 from perfmodel.file_kinds import PROFILE
 from perfmodel.files import upgrade
-from perfmodel.hardware.interconnect import Interconnect, TransferRecord
+from perfmodel.hardware.curve_forms import LAYOUTS, broken_rule
+from perfmodel.hardware.interconnect import Interconnect, TransferKey, TransferRecord, with_positive_reference
+from perfmodel.hardware.quantities import (
+    MOST_BYTES,
+    MOST_COUNT,
+    SECTION,
+    Bytes,
+    Coordinate,
+    Count,
+    DifferenceSeconds,
+    FittedBytes,
+    Flops,
+    NotNegativeSeconds,
+    PerSecond,
+    PositiveBytes,
+    PositiveCount,
+    Seconds,
+    SecondsPerByte,
+    Share,
+    Spread,
+    Watts,
+)
 from perfmodel.reading import read_json, regular_file
+from perfmodel.schema import validated
 from perfmodel.writing import write_atomically
 
 # Format history
@@ -28,12 +51,9 @@ CATALOG = Path(__file__).parent / "catalog"
 REMEDY = "Measure it again with `perfmodel calibrate`."
 USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SECTION
 
 
 class Device(_Section):
@@ -44,13 +64,13 @@ class Device(_Section):
 
     kind: Literal["cuda", "cpu"]
     name: str
-    memory_bytes: int
-    multiprocessors: int = 1
-    l2_bytes: int = 0
-    compute_capability: tuple[int, int] | None = None
-    power_limit_w: NotNegative | None = None
-    peak_flops_per_s: dict[str, Positive] = {}
-    peak_memory_bytes_per_s: Positive | None = None
+    memory_bytes: PositiveBytes
+    multiprocessors: PositiveCount = 1
+    l2_bytes: Bytes = 0
+    compute_capability: tuple[Count, Count] | None = None
+    power_limit_w: Watts | None = None
+    peak_flops_per_s: dict[str, PerSecond] = {}
+    peak_memory_bytes_per_s: PerSecond | None = None
 
 
 class Launch(_Section):
@@ -64,11 +84,11 @@ class Launch(_Section):
     last holds for more of them. Empty where not measured.
     """
 
-    latency_s: NotNegative = 0.0
-    gap_s: NotNegative = 0.0
-    queue_depth: Annotated[int, Field(ge=1)] = 1024
-    synchronize_s: NotNegative = 0.0
-    waiting_gap_s: tuple[NotNegative, ...] = ()
+    latency_s: NotNegativeSeconds = 0.0
+    gap_s: NotNegativeSeconds = 0.0
+    queue_depth: PositiveCount = 1024
+    synchronize_s: NotNegativeSeconds = 0.0
+    waiting_gap_s: tuple[NotNegativeSeconds, ...] = ()
 
     def gap_beside_s(self, waiting: int) -> float:
         """What a kernel takes more while so many other streams wait."""
@@ -84,9 +104,23 @@ class Cache(_Section):
     does. None where not measured.
     """
 
-    capacity_bytes: Positive | None = None
-    miss_s_per_byte: NotNegative | None = None
-    code_miss_s: NotNegative | None = None
+    capacity_bytes: FittedBytes | None = None
+    miss_s_per_byte: SecondsPerByte | None = None
+    code_miss_s: NotNegativeSeconds | None = None
+
+
+def _frees_what_it_has(script: tuple[int, ...]) -> tuple[int, ...]:
+    held: set[int] = set()
+    made = 0
+    for step in script:
+        if 0 < step <= MOST_BYTES:
+            made += 1
+            held.add(made)
+        elif -step in held:
+            held.remove(-step)
+        else:
+            raise PydanticCustomError("memory_script", "Input should be of bytes, or of -k to free the k-th allocation")
+    return script
 
 
 class KernelRecord(_Section):
@@ -100,12 +134,12 @@ class KernelRecord(_Section):
     origin: ``grid`` (general calibration) or ``scenario`` (asked for by one). error: why there is no time.
     """
 
-    time_s: Positive | None = None
-    cold_time_s: Positive | None = None
-    spread: NotNegative = 0.0
-    samples: int = 0
-    kernels: int | None = None
-    memory_script: tuple[int, ...] = ()
+    time_s: Seconds | None = None
+    cold_time_s: Seconds | None = None
+    spread: Spread = 0.0
+    samples: Count = 0
+    kernels: Count | None = None
+    memory_script: Annotated[tuple[int, ...], AfterValidator(_frees_what_it_has)] = ()
     origin: Literal["grid", "scenario"] = "scenario"
     error: str | None = None
 
@@ -118,10 +152,10 @@ class HostRecord(_Section):
     together.
     """
 
-    time_s: float
-    cold_s: NotNegative = 0.0
-    spread: NotNegative = 0.0
-    samples: int = 0
+    time_s: DifferenceSeconds
+    cold_s: NotNegativeSeconds = 0.0
+    spread: Spread = 0.0
+    samples: Count = 0
 
 
 class CurveRecord(_Section):
@@ -132,11 +166,21 @@ class CurveRecord(_Section):
     """
 
     form: str
-    parameters: dict[str, float]
+    parameters: dict[str, Annotated[float, Field(ge=-1e30, le=1e30)]]
     standard_errors: dict[str, float] = {}
-    points: int = 0
-    leave_one_out: dict[str, float] = {}
-    ranges: dict[str, tuple[NotNegative, NotNegative]] = {}
+    points: Count = 0
+    leave_one_out: dict[str, Annotated[float, Field(ge=-MOST_COUNT, le=MOST_COUNT)]] = {}
+    ranges: dict[str, tuple[Coordinate, Coordinate]] = {}
+
+    @model_validator(mode="after")
+    def _whole(self) -> CurveRecord:
+        if self.form not in LAYOUTS:
+            rule = f"of form {', '.join(LAYOUTS)}, not {self.form!r:.40}"
+        else:
+            rule = broken_rule(self.form, self.parameters, self.ranges) or ""
+        if rule:
+            raise PydanticCustomError("curve", f"Input should be a curve {rule}")
+        return self
 
 
 class MemoryConstants(_Section):
@@ -147,9 +191,9 @@ class MemoryConstants(_Section):
     products with an epilogue.
     """
 
-    context_bytes: int = 0
-    cublas_workspace_bytes: int = 0
-    cublaslt_workspace_bytes: int = 0
+    context_bytes: Bytes = 0
+    cublas_workspace_bytes: Bytes = 0
+    cublaslt_workspace_bytes: Bytes = 0
 
 
 class PowerLoop(_Section):
@@ -158,12 +202,12 @@ class PowerLoop(_Section):
     products, calls: of one round. time_s: of a call, product_s: of a product. clock_hz, draw_w: once it has settled.
     """
 
-    products: Annotated[int, Field(ge=0)] = 0
-    calls: Annotated[int, Field(ge=1)] = 1
-    time_s: Positive
-    product_s: Positive | None = None
-    clock_hz: Positive
-    draw_w: Positive | None = None
+    products: Count = 0
+    calls: PositiveCount = 1
+    time_s: Seconds
+    product_s: Seconds | None = None
+    clock_hz: PerSecond
+    draw_w: Watts | None = None
 
 
 class PowerReading(_Section):
@@ -173,8 +217,8 @@ class PowerReading(_Section):
     unit.
     """
 
-    alone_s: Positive
-    flops: Positive | None = None
+    alone_s: Seconds
+    flops: Flops | None = None
     arithmetic: str | None = None
     loops: tuple[PowerLoop, ...]
 
@@ -186,9 +230,9 @@ class PowerKind(_Section):
     where the kind is there for FLOPs; arithmetic: their unit.
     """
 
-    draw_w: Positive
-    clock_share: Annotated[float, Field(ge=0, le=1)]
-    flops_per_s: Positive | None = None
+    draw_w: Watts
+    clock_share: Share
+    flops_per_s: PerSecond | None = None
     arithmetic: str | None = None
 
 
@@ -200,13 +244,13 @@ class Power(_Section):
     of their loops against the fit. draw_w, clock_hz: sustained, by kind of work, in profiles that have no readings.
     """
 
-    draw_w: dict[str, float] = {}
-    clock_hz: dict[str, float] = {}
-    idle_w: NotNegative = 0.0
-    limit_w: Positive | None = None
-    full_clock_hz: Positive | None = None
+    draw_w: dict[str, Watts] = {}
+    clock_hz: dict[str, PerSecond] = {}
+    idle_w: Watts = 0.0
+    limit_w: Annotated[Watts, Field(gt=0)] | None = None
+    full_clock_hz: PerSecond | None = None
     kinds: dict[str, PowerKind] = {}
-    spread: NotNegative = 0.0
+    spread: Spread = 0.0
     readings: dict[str, PowerReading] = {}
 
 
@@ -223,17 +267,17 @@ class Profile(_Section):
     base: str | None = None
     provenance: dict[str, Any] = {}
     device: Device
-    gpus: int = 1
+    gpus: PositiveCount = 1
     launch: Launch = Launch()
     cache: Cache = Cache()
     kernels: dict[str, KernelRecord] = {}
-    host: dict[str, HostRecord] = {}
+    host: Annotated[dict[str, HostRecord], AfterValidator(with_positive_reference)] = {}
     curves: dict[str, CurveRecord] = {}
     memory: MemoryConstants = MemoryConstants()
     power: Power = Power()
     interconnects: dict[str, Interconnect] = {}
     interconnect: str | None = None
-    transfers: dict[str, TransferRecord] = {}
+    transfers: dict[TransferKey, TransferRecord] = {}
     topology: str | None = None
     unstable: tuple[str, ...] = ()
     _original: Profile | None = PrivateAttr(default=None)
@@ -304,16 +348,12 @@ def load_profile(path: Path) -> Profile:
 def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
     data = upgrade(path, read_json(path, "a profile", REMEDY), PROFILE_VERSION, {}, REMEDY)
     base = None if data.get("base") is None else find_base(str(data["base"]), path)
-    try:
+    with naming(path):
         if base is None:
-            return Profile.model_validate(data)
-        own = Profile.model_validate({"device": base.device} | data)
-        sections = {name: getattr(own, name) for name in data}
-        return base.model_copy(update=sections | {"kernels": base.kernels | own.kernels})
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise PerfModelError(f"{path}: {where}: {first['msg']} (got {first['input']!r:.80}). {REMEDY}") from error
+            return validated(Profile, data, "profile")
+        own = validated(Profile, {"device": base.device} | data, "profile")
+    sections = {name: getattr(own, name) for name in data}
+    return base.model_copy(update=sections | {"kernels": base.kernels | own.kernels})
 
 
 def find_base(name: str, path: Path) -> Profile:

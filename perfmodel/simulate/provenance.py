@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
-from perfmodel.cost.host import AGAIN, REFERENCE
+from perfmodel.cost.host import AGAIN
 from perfmodel.cost.kernels.cost import Source
 from perfmodel.cost.kernels.estimates import factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
-from perfmodel.hardware.interconnect import MESSAGES, Interconnect, Role
+from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads

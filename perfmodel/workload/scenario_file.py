@@ -19,7 +19,7 @@ from perfmodel.files import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.reading import read_bytes, refuse_not_finite
-from perfmodel.schema import sentence_of, shortened
+from perfmodel.schema import sentence_of, shortened, validated
 from perfmodel.units import MIB
 from perfmodel.workload.scenario import SCENARIO_VERSION, HardwareSection, Scenario
 
@@ -154,10 +154,7 @@ def parse_scenario(data: dict[str, Any], where: str) -> Scenario:
         If it breaks a rule.
     """
     with naming(where):
-        try:
-            return Scenario.model_validate(data)
-        except ValidationError as error:
-            raise PerfModelError(sentence_of(error, Scenario, data, "scenario")) from error
+        return validated(Scenario, data, "scenario")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -202,7 +202,7 @@ def test_more_bytes_are_never_faster_and_more_bandwidth_never_slower(
             CollectiveSegment(
                 least_bytes=1024**level + 1,
                 most_bytes=1024 ** (level + 1),
-                alpha_s=alpha_s,
+                alpha_s=alpha_s if level else abs(alpha_s),
                 beta_s_per_byte=beta * factor,
             )
             for level, (alpha_s, beta) in enumerate(drawn)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import (
     BucketLayout,
     Measurement,
@@ -45,7 +49,7 @@ def test_the_host_s_speed_is_kept(tmp_path: Path) -> None:
 
 
 def test_the_host_s_speed_is_that_of_all_ranks() -> None:
-    rank = RankSamples(step_s=(), synced_step_s=(), phases_s={}, host_reference_s=(2e-3, 4e-3))
+    rank = RankSamples(step_s=(1.0,), synced_step_s=(1.0,), phases_s={}, host_reference_s=(2e-3, 4e-3))
     slower = rank.model_copy(update={"host_reference_s": (5e-3,)})
     several = PLAIN.model_copy(update={"host_reference_s": rank.host_reference_s, "ranks": (rank, slower)})
     assert several.median_host_reference_s == 4e-3
@@ -81,3 +85,29 @@ def test_the_peak_is_that_of_the_rank_that_takes_most() -> None:
     ranked = PLAIN.model_copy(update={"memory": ranks[0].memory, "ranks": ranks})
     assert (ranked.peak_allocated_bytes, ranked.peak_reserved_bytes) == (7, 14)
     assert PLAIN.model_copy(update={"memory": steps(9, 9)}).peak_allocated_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"step_s": []}, "step_s must be"),
+        ({"step_s": [0.1, 0.0]}, "step_s.1 must be greater than 0"),
+        ({"step_s": [0.1, "nan"]}, "step_s.1 must be a finite number"),
+        ({"step_s": [1e300]}, "step_s.0 must be less than or equal to 1000000"),
+        ({"step_s": 1.0}, "step_s must be a list"),
+        ({"synced_step_s": []}, "synced_step_s must be"),
+        ({"phases_s": {"forward": []}}, "phases_s.forward must be"),
+        ({"phases_s": {"forward": [-1.0]}}, "phases_s.forward.0 must be greater than or equal to 0"),
+        ({"host_reference_s": [0.0]}, "host_reference_s.0 must be greater than 0"),
+        ({"blocks": [-1]}, "blocks.0 must be greater than or equal to 0"),
+        ({"device_bytes": 0}, "device_bytes must be greater than or equal to 1"),
+        ({"warmup_steps": -1}, "warmup_steps must be greater than or equal to 0"),
+        ({"scenario": []}, "scenario must be a"),
+    ],
+)
+def test_a_damaged_measurement_is_refused_with_its_key(tmp_path: Path, changes: dict[str, Any], rule: str) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(json.loads(PLAIN.model_dump_json(exclude_none=True)) | changes))
+    with pytest.raises(PerfModelError) as raised:
+        load_measurement(path)
+    assert str(raised.value).startswith(f"{path}: {rule}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfmodel.hardware.curve_forms import LAYOUTS
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import (
     Cache,
@@ -39,12 +40,12 @@ PROFILE = Profile(
     host={"d": HostRecord(time_s=1.0)},
     curves={
         "gemm": CurveRecord(
-            form="tiles",
-            parameters={},
+            form="gemm",
+            parameters=dict.fromkeys(LAYOUTS["gemm"].parameters, 1.0),
             points=40,
             leave_one_out={"median": 0.031, "p90": 0.1, "worst": 0.5, "bias": -0.01},
         ),
-        "copy": CurveRecord(form="affine", parameters={}),
+        "copy": CurveRecord(form="rows", parameters=dict.fromkeys(LAYOUTS["rows"].parameters, 1.0)),
     },
     unstable=tuple(f"key {number}" for number in range(12)),
 )
@@ -62,9 +63,9 @@ torch                 2.11
 stages_s.grid         10.5
 
 fitted curves: error at each grid point when it is predicted from the others
-curve  form    points  median     p90   worst    bias
-copy   affine       0
-gemm   tiles       40   3.1 %  10.0 %  50.0 %  -1.0 %
+curve  form  points  median     p90   worst    bias
+copy   rows       0
+gemm   gemm      40   3.1 %  10.0 %  50.0 %  -1.0 %
 
 12 keys were measured unstable; `perfmodel calibrate --only KEY` repeats one:
   key 0

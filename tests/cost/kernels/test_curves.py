@@ -41,7 +41,7 @@ def test_no_curve_no_prediction():
 def test_a_correction_multiplies_the_form():
     plain = CurveRecord(form="rows", parameters={
         "start_s": 1e-6, "memory_bytes_per_s": 4e12, "cache_bytes_per_s": 4e12, "cache_bytes": 1e6, "write_weight": 1.0,
-        "ramp_s": 1e-12, "elements_per_s": 1e15, "slowness": 1.0, "start_factor": 1.0,
+        "ramp_s": 1e-12, "elements_per_s": 1e15,
         "passes": 1.0, "row_s": 1e-12, "row_element_s": 1e-15, "resident": 1.0,
     })  # fmt: skip
     at = {

@@ -1,0 +1,52 @@
+"""What a number of a measured file may be: finite, and in a range that no machine leaves.
+
+The ranges are wide. They keep out what is damaged (a NaN, a negative time, a size of 10^40) and what arithmetic cannot
+carry through a prediction.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from perfmodel.units import LEAST_S
+
+MOST_S = 1e6
+LEAST_DIFFERENCE_S = -0.01
+MOST_BYTES = 2**60
+MOST_COUNT = 10**9
+
+
+def _of_a_clock(value_s: float) -> float:
+    if value_s < LEAST_S:
+        raise PydanticCustomError("seconds", f"Input should be no shorter than {LEAST_S:g} s")
+    return value_s
+
+
+Seconds = Annotated[float, Field(gt=0, le=MOST_S), AfterValidator(_of_a_clock)]
+NotNegativeSeconds = Annotated[float, Field(ge=0, le=MOST_S)]
+# One measured time less another, which noise may leave a little negative.
+DifferenceSeconds = Annotated[float, Field(ge=LEAST_DIFFERENCE_S, le=MOST_S)]
+SecondsPerByte = Annotated[float, Field(ge=0, le=MOST_S)]
+Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+PositiveBytes = Annotated[int, Field(ge=1, le=MOST_BYTES)]
+FittedBytes = Annotated[float, Field(ge=1, le=MOST_BYTES)]
+Flops = Annotated[float, Field(ge=1, le=1e21)]
+PerSecond = Annotated[float, Field(ge=1, le=1e21)]  # bytes, FLOPs or clock cycles
+Watts = Annotated[float, Field(ge=0, le=MOST_COUNT)]
+Coordinate = Annotated[float, Field(ge=0, le=1e30)]  # of a call among those a curve was fitted on
+Spread = Annotated[float, Field(ge=0, le=MOST_COUNT)]  # relative
+Share = Annotated[float, Field(ge=0, le=1)]
+Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+PositiveCount = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+
+# Of a section of a measured file: its keys are known, its numbers are finite, and it never changes.
+SECTION = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def is_count(text: str, least: int = 1, most: int = MOST_COUNT) -> bool:
+    """Whether it is a whole number of that range, in digits."""
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most
