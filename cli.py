@@ -66,11 +66,11 @@ def predict(
 
         write(json.dumps(json_report(prediction, fitting), indent=1) + "\n")
     else:
-        from perfmodel.report.memory_text import fitting_lines
+        from perfmodel.report.fitting_text import fitting_lines
         from perfmodel.report.text import report
 
-        def ask(key: str, values: str) -> str:
-            return sweep_command(scenario_file, f"{key}={values}", no_exact_keys=no_exact_keys, **question)
+        def ask(vary: dict[str, list[str]]) -> str:
+            return sweep_command(scenario_file, vary, no_exact_keys=no_exact_keys, **question)
 
         print_rich(report(prediction))
         lines = [] if fitting is None else fitting_lines(fitting, ask)

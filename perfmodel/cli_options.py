@@ -6,7 +6,7 @@ import io
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,22 +93,25 @@ def question_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def sweep_command(
     scenario_file: Path,
-    vary: str,
+    vary: Mapping[str, Sequence[str]],
     *,
     assignments: tuple[str, ...] = (),
     device: str | None = None,
     allow_import: bool = False,
     no_exact_keys: bool = False,
 ) -> str:
-    """The command that asks the same question with other values. vary: ``key=value,value...``; the key may be among the
-    assignments, which then say nothing of it.
+    """The command that asks the same question with other values. vary: these by key, which may be among the assignments
+    as well; they then say nothing of it.
 
-    >>> sweep_command(Path("my gpt.yaml"), "batch.size=2,4", assignments=("batch.size=8", "precision=bf16"))
+    >>> sweep_command(Path("my gpt.yaml"), {"batch.size": ["2", "4"]}, assignments=("batch.size=8", "precision=bf16"))
     "perfmodel sweep 'my gpt.yaml' --vary batch.size=2,4 --set precision=bf16"
     """
-    key = vary.partition("=")[0]
-    words = ["perfmodel", "sweep", str(scenario_file), "--vary", vary]
-    words += [word for each in assignments if each.partition("=")[0].strip() != key for word in ("--set", each)]
+    varied = [f"{key}={','.join(values)}" for key, values in vary.items()]
+    shared = [each for each in assignments if each.partition("=")[0].strip() not in vary]
+    words = ["perfmodel", "sweep", str(scenario_file)]
+    words += [word for each in varied for word in ("--vary", each)] + [
+        word for each in shared for word in ("--set", each)
+    ]
     words += [] if device is None else ["--device", device]
     words += ["--allow-import"] if allow_import else []
     words += ["--no-exact-keys"] if no_exact_keys else []

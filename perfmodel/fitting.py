@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
 BATCH_SIZE = "batch.size"
 MICRO_BATCHES = "parallelism.pp.micro_batches"
 CHECKPOINTING = "training.activation_checkpointing"
+OPTIMIZER, FUSED = "optimizer.implementation", "fused"
 OF_ACTIVATIONS = (BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING)
 OF_THE_BATCH = (StorageKind.INPUT, StorageKind.ACTIVATION)
 
+Values = dict[str, int | str]
 Section = TypeVar("Section", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """One setting in place of the scenario's own.
+    """Settings in place of the scenario's own.
 
     Attributes
     ----------
-    key, value
-        As ``--set`` takes them.
+    values : dict
+        By key, as ``--set`` takes them.
     fits : bool or None
         None where no trace of it is at hand.
     needed_bytes : int or None
         As of :class:`~perfmodel.simulate.memory.MemoryTimeline`, of the rank that takes most.
     """
 
-    key: str
-    value: int | str
+    values: Values
     fits: bool | None
     needed_bytes: int | None
 
@@ -60,8 +61,8 @@ class Fitting:
     capacity_bytes : int
         The device's.
     remedies : tuple of Remedy
-        Of each key from the mildest value on, up to the first that is known to fit. Where ``fixed_bytes`` alone are too
-        much, none that changes activations alone.
+        Of the same keys from the mildest value on, up to the first that is known to fit. Where ``fixed_bytes`` alone
+        are too much, none that changes activations alone.
     """
 
     fixed_bytes: int
@@ -85,24 +86,34 @@ def what_fits(prediction: Prediction) -> Fitting:
     Notes
     -----
     Tried are half the batch size, and half of that; smaller micro-batches of a pipeline; the fused optimizer, which
-    needs no temporaries; checkpointing of all blocks; and sharding over the ranks that there are. Each alone: two
-    together may fit where neither does.
+    needs no temporaries; checkpointing of all blocks; and sharding over the ranks that there are. Where none of them is
+    known to fit, those that change activations are tried once more with the fused optimizer.
     """
     memory = prediction.largest_memory
     if memory is None or memory.fits:
         raise ValueError("this step is not known not to fit")
     shown, _ = with_largest_memory(prediction)
     fixed_bytes, capacity_bytes = fixed_memory_bytes(shown), prediction.profile.device.memory_bytes
-    found: list[Remedy] = []
-    for key, values in _settings(prediction.scenario):
-        if key in OF_ACTIVATIONS and fixed_bytes > capacity_bytes:
-            continue
-        for value in values:
-            remedy = _tried(prediction, key, value)
-            found += [] if remedy is None else [remedy]
-            if remedy is not None and remedy.fits:
-                break
+    settings = list(_settings(prediction.scenario))
+    of_activations = [(key, values) for key, values in settings if key in OF_ACTIVATIONS]
+    alone = [each for each in settings if fixed_bytes <= capacity_bytes or each not in of_activations]
+    found = [remedy for key, values in alone for remedy in _first_fitting(prediction, key, values)]
+    if (OPTIMIZER, [FUSED]) in settings and not any(each.fits for each in found):
+        fused: Values = {OPTIMIZER: FUSED}
+        found += [each for key, values in of_activations for each in _first_fitting(prediction, key, values, fused)]
     return Fitting(fixed_bytes, capacity_bytes, tuple(found))
+
+
+def _first_fitting(
+    prediction: Prediction, key: str, values: Sequence[int | str], others: Values | None = None
+) -> Iterator[Remedy]:
+    """Remedies up to the first that is known to fit. others: what is changed besides."""
+    for value in values:
+        remedy = _tried(prediction, {**(others or {}), key: value})
+        if remedy is not None:
+            yield remedy
+            if remedy.fits:
+                return
 
 
 def fixed_memory_bytes(prediction: Prediction) -> int:
@@ -136,24 +147,27 @@ def _settings(scenario: Scenario) -> Iterator[tuple[str, list[int | str]]]:
         yield MICRO_BATCHES, doubled
     if scenario.mode != "train":
         return
-    if scenario.optimizer.implementation != "fused":
-        yield "optimizer.implementation", ["fused"]
+    if scenario.optimizer.implementation != FUSED:
+        yield OPTIMIZER, [FUSED]
     if scenario.training.activation_checkpointing == "none":
         yield CHECKPOINTING, ["full"]
     if parallelism.pp is None and parallelism.dp > 1 and parallelism.strategy != "zero3":
         yield "parallelism.strategy", ["zero3"]
 
 
-def _tried(prediction: Prediction, key: str, value: int | str) -> Remedy | None:
-    """None where the scenario cannot have that value."""
+def _tried(prediction: Prediction, values: Values) -> Remedy | None:
+    """None where the scenario cannot have these values."""
+    scenario = prediction.scenario
+    for key, value in values.items():
+        scenario = _with_value(scenario, key, value)
     try:
         with only_kept_traces():
-            memories = predict_memories(_with_value(prediction.scenario, key, value), prediction.profile)
+            memories = predict_memories(scenario, prediction.profile)
     except TraceNotKeptError:
-        return Remedy(key, value, None, None)
+        return Remedy(values, None, None)
     except PerfModelError:
         return None
-    return Remedy(key, value, all(each.fits for each in memories), max(each.needed_bytes for each in memories))
+    return Remedy(values, all(each.fits for each in memories), max(each.needed_bytes for each in memories))
 
 
 def _with_value(section: Section, key: str, value: int | str) -> Section:

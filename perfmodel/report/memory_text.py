@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from rich.text import Text
 
@@ -14,9 +12,6 @@ from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.request_place import RequestPlace
 from perfmodel.units import format_bytes
 from perfmodel.workload.trace_file import StorageKind
-
-if TYPE_CHECKING:
-    from perfmodel.fitting import Fitting
 
 Row = tuple[str, Text | str, str]
 
@@ -53,26 +48,6 @@ def memory_rows(prediction: Prediction) -> Iterator[Row]:
         most = format_bytes(memory.rebuilding.peak_allocated_bytes)
         yield f"step {memory.rebuild_step}", f"up to {most}", "allocated, while buckets are rebuilt"
     yield "fits", "yes", f"{format_bytes(memory.device_bytes)} of {format_bytes(capacity_bytes)} in use"
-
-
-def fitting_lines(fitting: Fitting, ask: Callable[[str, str], str]) -> list[str]:
-    """What would fit, a line for each setting. ask: of a key and its values, joined by commas, the command that tells
-    whether these fit.
-    """
-    lines = []
-    if fitting.is_fixed_too_much:
-        fixed = f"{format_bytes(fitting.fixed_bytes)} of {format_bytes(fitting.capacity_bytes)}"
-        lines.append(f"no smaller batch and no checkpointing alone: {fixed} are needed beside activations")
-    for key, group in groupby(fitting.remedies, key=lambda each: each.key):
-        remedies = list(group)
-        for each in remedies:
-            if each.fits is not None and each.needed_bytes is not None:
-                verdict = "fits" if each.fits else "does not fit"
-                lines.append(f"{key} {each.value} {verdict}: needs {format_bytes(each.needed_bytes)}")
-        unknown = [str(each.value) for each in remedies if each.fits is None]
-        if unknown:
-            lines.append(f"{key} {', '.join(unknown)}: ask `{ask(key, ','.join(unknown))}`")
-    return lines
 
 
 def shortage_text(memory: MemoryTimeline, capacity_bytes: float) -> str:
