@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import typing
+from datetime import date
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +16,19 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 LONGEST_VALUE = 60
+RULES = {
+    "bool": "be true or false",
+    "dict": "be a mapping of keys to values",
+    "finite_number": "be a finite number",
+    "float": "be a number",
+    "int": "be an integer",
+    "int_from_float": "be an integer",
+    "int_parsing_size": "be an integer of fewer digits",
+    "list": "be a list",
+    "model": "be a mapping of keys to values",
+    "string": "be a string",
+    "tuple": "be a list",
+}  # by pydantic's types of errors, whose endings _type and _parsing are left out
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -53,37 +69,86 @@ def sentence_of(
     str
         One sentence and what to do, without the file's name.
     """
-    first = min(error.errors(), key=lambda details: _rank(details, data))
+    errors = error.errors()
+    first = min(errors, key=lambda details: _rank(details, data))
     path = _path(first, data)
+    same = [each for each in errors if _path(each, data) == path]
+    schema = f"`perfmodel schema {kind}`"
     key = ".".join(map(str, path)) or kind
-    got = f"(got {shortened(first['input'])})"
-    if first["type"] == "missing":
-        return f"{key} must be given. {remedy or f'Add it; `perfmodel schema {kind}` lists every key.'}"
+    return (
+        _sentence_of_missing(first, path, remedy or f"Add it; {schema} lists every key.")
+        or _sentence_of_key(first, path, model, kind)
+        or _sentence_of_section(first, key, remedy or f"{schema} lists its keys.")
+        or _sentence_of_value(first, same, key, remedy or f"{schema} says what each key takes.")
+    )
+
+
+def _sentence_of_missing(first: ErrorDetails, path: list[str | int], remedy: str) -> str | None:
+    if first["type"] != "missing":
+        return None
+    *owner, last = map(str, path)
+    if isinstance(path[-1], int):
+        return f"{'.'.join(owner)} must have more items (got {shortened(first['input'])}). {remedy}"
+    return f"{'.'.join([*owner, last])} must be given. {remedy}"
+
+
+def _sentence_of_key(first: ErrorDetails, path: list[str | int], model: type[BaseModel], kind: str) -> str | None:
+    """Of a key that is unknown or no string."""
+    owner, got = ".".join(map(str, path[:-1])) or f"a {kind}", f"(got {shortened(first['input'])})"
     if first["type"] == "extra_forbidden":
-        section = _section_at(model, path[:-1])
-        owner = ".".join(map(str, path[:-1])) or f"a {kind}"
-        return f"{key} must be a key of {owner} {got}. {did_you_mean(str(path[-1]), section.model_fields)}"
+        known = did_you_mean(str(path[-1]), _section_at(model, path[:-1]).model_fields)
+        return f"{'.'.join(map(str, path))} must be a key of {owner} {got}. {known}"
+    if first["type"] == "invalid_key" or first["loc"][-1:] == ("[key]",):
+        return f"{owner} must have keys that are strings {got}. Put it in quotes, or leave it out."
+    return None
+
+
+def _sentence_of_section(first: ErrorDetails, key: str, remedy: str) -> str | None:
+    if first["type"] != "model_type":
+        return None
+    return f"{key} must be a mapping of keys to values (got {shortened(first['input'])}). {remedy}"
+
+
+def _sentence_of_value(first: ErrorDetails, same: list[ErrorDetails], key: str, remedy: str) -> str:
+    """same: everything that is said of this value, which may be of several types."""
+    got = f"(got {shortened(first['input'])})"
     if first["type"] == "literal_error":
-        expected = first["ctx"]["expected"]
-        return f"{key} must be {expected} {got}. {did_you_mean(str(first['input']), _quoted(expected))}"
-    if first["type"] == "model_type":
-        return (
-            f"{key} must be a mapping of keys to values {got}. {remedy or f'`perfmodel schema {kind}` lists its keys.'}"
-        )
-    rule = first["msg"].removeprefix("Input should be ").split(", unable")[0]
-    rule = rule.replace("a valid integer", "an integer").replace("a valid tuple", "a list").replace("a valid ", "a ")
-    return f"{key} must be {rule} {got}. {remedy or f'`perfmodel schema {kind}` says what each key takes.'}"
+        expected = _quoted(first["ctx"]["expected"])
+        if len(same) == 1 or get_close_matches(str(first["input"]), expected, n=1):
+            return f"{key} must be {first['ctx']['expected']} {got}. {did_you_mean(str(first['input']), expected)}"
+    alike = [first, *(each for each in same if _is_of_type(each))] if _is_of_type(first) else [first]
+    rules = dict.fromkeys(map(_rule, alike))
+    rule = " or ".join(rule if place == 0 else rule.removeprefix("be ") for place, rule in enumerate(rules))
+    return f"{key} must {rule} {got}. {remedy}"
+
+
+def _is_of_type(details: ErrorDetails) -> bool:
+    """Whether the value is of a wrong type or none of some choices, not of the right type and out of range."""
+    return details["type"].endswith(("_type", "_parsing", "literal_error", "int_from_float"))
+
+
+def _rule(details: ErrorDetails) -> str:
+    """What pydantic asks for, so as to follow ``must``."""
+    rule = RULES.get(details["type"].removesuffix("_type").removesuffix("_parsing"), "")
+    if rule:
+        return rule
+    _, should, rule = details["msg"].partition(" should ")
+    rule = re.split(r", (?:got|unable) | after validation", rule)[0]
+    return rule.replace("be a valid ", "be a ") if should else f"be otherwise: {details['msg']}"
 
 
 def shortened(value: object) -> str:
-    """``repr``, cut to fit a message."""
-    text = repr(value)
+    """As it is written, cut to fit a message."""
+    text = str(value) if isinstance(value, date) else repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
-def _rank(details: ErrorDetails, data: object) -> tuple[bool, int, bool]:
-    """Misspelt keys first (they explain missing ones), then the deepest (the union branch meant), then choices."""
-    return details["type"] != "extra_forbidden", -len(_path(details, data)), details["type"] != "literal_error"
+def _rank(details: ErrorDetails, data: object) -> tuple[bool, int, bool, bool]:
+    """Misspelt keys first (they explain missing ones), then the deepest (the union branch meant), then values of the
+    right type, then choices.
+    """
+    kind = details["type"]
+    return kind != "extra_forbidden", -len(_path(details, data)), _is_of_type(details), kind != "literal_error"
 
 
 def _path(details: ErrorDetails, data: object) -> list[str | int]:

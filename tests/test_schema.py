@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from perfmodel.workload.scenario import Scenario
 LISTS = "`perfmodel schema scenario` says what each key takes."
 
 
-def scenario_data(**changes: Any) -> dict[str, Any]:
-    data: dict[str, Any] = {
+def scenario_data(changes: dict[Any, Any]) -> dict[Any, Any]:
+    data: dict[Any, Any] = {
         "model": {"family": "gpt", "size": "tiny"},
         "batch": {"size": 1, "sequence_length": 8},
         "hardware": {"profile": "x"},
@@ -77,10 +78,22 @@ def scenario_data(**changes: Any) -> dict[str, Any]:
             {"model": {"target": "a:b", "inputs": {"x": {"shape": [1], "dtyp": "int64"}}}},
             "model.inputs.x.dtyp must be a key of model.inputs.x (got 'int64'). Did you mean 'dtype'?",
         ),
+        ({1: 2}, "a scenario must have keys that are strings (got 1). Put it in quotes, or leave it out."),
+        (
+            {"model": {"target": "a:b", "arguments": {1: 2}}},
+            "model.arguments must have keys that are strings (got 1). Put it in quotes, or leave it out.",
+        ),
+        (
+            {"model": {"target": "a:b", "inputs": {"x": {"shape": [1.5]}}}},
+            f"model.inputs.x.shape.0 must be 'batch' or 'sequence' or an integer (got 1.5). {LISTS}",
+        ),
+        ({"training": {"compile": "maybe"}}, f"training.compile must be true or false (got 'maybe'). {LISTS}"),
+        ({"optimizer": {"momentum": 1.5}}, f"optimizer.momentum must be less than 1 (got 1.5). {LISTS}"),
+        ({"name": date(2026, 1, 2)}, f"name must be a string (got 2026-01-02). {LISTS}"),
     ],
 )
 def test_scenario_sentences(changes: dict[str, Any], sentence: str) -> None:
-    data = scenario_data(**changes)
+    data = scenario_data(changes)
     with pytest.raises(ValidationError) as caught:
         Scenario.model_validate(data)
     assert sentence_of(caught.value, Scenario, data, "scenario") == sentence
@@ -88,7 +101,7 @@ def test_scenario_sentences(changes: dict[str, Any], sentence: str) -> None:
 
 @pytest.mark.parametrize("given", [True, False, None, 1, 8])
 def test_resharding_keeps_booleans_and_numbers_apart(given: bool | int | None) -> None:
-    data = scenario_data(parallelism={"fsdp": {"reshard_after_forward": given}})
+    data = scenario_data({"parallelism": {"fsdp": {"reshard_after_forward": given}}})
     section = Scenario.model_validate(data).parallelism.fsdp
     assert section is not None
     assert (type(section.reshard_after_forward), section.reshard_after_forward) == (type(given), given)
@@ -110,3 +123,33 @@ def test_profile_sentence_names_the_kernel_key() -> None:
 
 def test_values_are_shortened() -> None:
     assert shortened("x" * 100) == "'" + "x" * 56 + "..."
+
+
+DEVICE = {"kind": "cpu", "name": "x", "memory_bytes": 1}
+OF_PROFILES = "`perfmodel schema profile` says what each key takes."
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"launch": {"queue_depth": 1e300}},
+            f"launch.queue_depth must be an integer of fewer digits (got 1e+300). {OF_PROFILES}",
+        ),
+        ({"launch": {"queue_depth": 1.5}}, f"launch.queue_depth must be an integer (got 1.5). {OF_PROFILES}"),
+        ({"provenance": []}, f"provenance must be a mapping of keys to values (got []). {OF_PROFILES}"),
+        (
+            {"device": DEVICE | {"compute_capability": [9, 0, 1]}},
+            f"device.compute_capability must have at most 2 items (got [9, 0, 1]). {OF_PROFILES}",
+        ),
+        (
+            {"device": DEVICE | {"compute_capability": [9]}},
+            "device.compute_capability must have more items (got [9]). Add it; `perfmodel schema profile` lists every key.",
+        ),
+    ],
+)
+def test_profile_sentences(changes: dict[str, Any], sentence: str) -> None:
+    data = {"name": "a", "device": DEVICE} | changes
+    with pytest.raises(ValidationError) as caught:
+        Profile.model_validate(data)
+    assert sentence_of(caught.value, Profile, data, "profile") == sentence
