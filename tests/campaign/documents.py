@@ -196,6 +196,11 @@ def _special(found: re.Match[str]) -> str:
     return {"deep": "[" * number + "]" * number, "digits": "9" * number, "long": f'"{"x" * number}"'}.get(kind, "")
 
 
+@functools.cache
+def _sound_text(base: str, as_yaml: bool) -> str:
+    return text_of(sound(base), as_yaml)
+
+
 def edited_text(text: str, edits: tuple[Any, ...]) -> bytes:
     """The text after each edit: ``cut`` it off at the place, ``insert`` there, ``delete`` a number of characters,
     ``repeat`` the line a number of times, put the value in place of the next ``number``, or ``bytes`` (hexadecimal).
@@ -207,7 +212,7 @@ def edited_text(text: str, edits: tuple[Any, ...]) -> bytes:
         if action == "cut":
             data = head
         elif action == "insert":
-            data = head + str(value).encode("utf-8", "surrogatepass") + tail
+            data = head + _repeated(str(value)).encode("utf-8", "surrogatepass") + tail
         elif action == "delete":
             data = head + tail[value:]
         elif action == "repeat":
@@ -218,6 +223,12 @@ def edited_text(text: str, edits: tuple[Any, ...]) -> bytes:
         elif action == "bytes":
             data = head + bytes.fromhex(value) + tail
     return data
+
+
+def _repeated(text: str) -> str:
+    """``@@3:ab`` stands for ``ababab``."""
+    found = re.fullmatch(r"@@(\d+):(.*)", text)
+    return int(found[1]) * found[2] if found else text
 
 
 def lay(file: File, path: Path) -> None:
@@ -231,8 +242,9 @@ def lay(file: File, path: Path) -> None:
     if file.form == "pipe":
         os.mkfifo(path)
         return
-    tree = edited(sound(file.base), file.edits)
-    data = edited_text(text_of(tree, as_yaml=path.suffix == ".yaml"), file.text_edits)
+    as_yaml = path.suffix == ".yaml"
+    text = text_of(edited(sound(file.base), file.edits), as_yaml) if file.edits else _sound_text(file.base, as_yaml)
+    data = edited_text(text, file.text_edits)
     if file.form == "gzip":
         data = gzip.compress(data, 1)
     elif file.form == "bomb":

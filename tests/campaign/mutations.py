@@ -100,7 +100,7 @@ def text_edits(draw: DrawFn) -> tuple[Any, ...]:
     action = draw(st.sampled_from(["cut", "insert", "delete", "repeat", "number", "number", "bytes"]))
     value: Any = None
     if action == "insert":
-        value = draw(words() | st.sampled_from(["x" * 400_000, "[" * 100_000, "1 " * 200_000, "{", "}", ",", "\n"]))
+        value = draw(words() | st.sampled_from(["@@400000:x", "@@100000:[", "@@200000:1 ", "{", "}", ",", "\n"]))
     elif action == "delete":
         value = draw(st.integers(1, 50))
     elif action == "repeat":
