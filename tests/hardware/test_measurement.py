@@ -90,13 +90,13 @@ def test_the_peak_is_that_of_the_rank_that_takes_most() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"step_s": []}, "step_s must be"),
+        ({"step_s": []}, "step_s must have"),
         ({"step_s": [0.1, 0.0]}, "step_s.1 must be greater than 0"),
         ({"step_s": [0.1, "nan"]}, "step_s.1 must be a finite number"),
         ({"step_s": [1e300]}, "step_s.0 must be less than or equal to 1000000"),
         ({"step_s": 1.0}, "step_s must be a list"),
-        ({"synced_step_s": []}, "synced_step_s must be"),
-        ({"phases_s": {"forward": []}}, "phases_s.forward must be"),
+        ({"synced_step_s": []}, "synced_step_s must have"),
+        ({"phases_s": {"forward": []}}, "phases_s.forward must have"),
         ({"phases_s": {"forward": [-1.0]}}, "phases_s.forward.0 must be greater than or equal to 0"),
         ({"host_reference_s": [0.0]}, "host_reference_s.0 must be greater than 0"),
         ({"blocks": [-1]}, "blocks.0 must be greater than or equal to 0"),
