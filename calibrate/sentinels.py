@@ -40,6 +40,15 @@ def noted(provenance: dict[str, Any], times_s: dict[str, float], when: str) -> d
     return provenance | {"sentinels_s": sentinels_s}
 
 
+def change(profile: Profile, times_s: dict[str, float]) -> float:
+    """By how much the slowest of these times is longer, or the fastest shorter, than at the profile's start, as a
+    share; 0 where it has none.
+    """
+    before = profile.provenance.get("sentinels_s", {})
+    ratios = [time_s / before[name]["start"] - 1 for name, time_s in times_s.items() if "start" in before.get(name, {})]
+    return max(ratios, key=abs, default=0.0)
+
+
 def drift_lines(profile: Profile) -> list[str]:
     """A sentence for every sentinel that drifted by more than the named threshold."""
     limit = DRIFT[profile.device.kind]

@@ -324,7 +324,11 @@ class _Session:
         time_jobs(bench, jobs, self.draft, self.progress, name)
         facts = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "sentinels_s": times_s}
         self._note("grid_classes", {name: facts})
-        self._lines.append(f"{name}: {len(jobs)} kernel keys, {format_seconds(time.monotonic() - began_s)}")
+        change = sentinels.change(self.draft.profile, times_s)
+        spent = format_seconds(time.monotonic() - began_s)
+        self._lines.append(
+            f"{name}: {len(jobs)} kernel keys, {spent}; the machine's sentinels changed by {change:+.1%}"
+        )
 
     # after all timing
 

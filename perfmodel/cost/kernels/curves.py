@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.cost.kernels.cost import CurveSource
-from perfmodel.cost.kernels.estimates import estimate_spread
+from perfmodel.cost.kernels.estimates import Estimate, estimate_of
 from perfmodel.cost.kernels.features import FORMS, Features, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, form_time_s
 from perfmodel.cost.kernels.kriging import Correction, from_parameters, places_of
@@ -68,18 +68,17 @@ def predict_times_s(
         times = curve_time_s(record, calls)
         outside = octaves_outside(record, calls)
         for (i, features), time, octaves in zip(members, times, outside, strict=True):
-            unmeasured = estimate_spread(operations[i], features, record, is_stand_in=features.curve != curve)
-            found[i] = _curve_time(record, float(time), float(octaves), unmeasured)
+            estimate = estimate_of(operations[i], features, record, device.kind, is_stand_in=features.curve != curve)
+            found[i] = _curve_time(record, float(time), float(octaves), estimate)
     return found
 
 
-def _curve_time(record: CurveRecord, time_s: float, octaves: float, unmeasured: float | None) -> CurveTime:
-    """unmeasured: the spread of the kind of operator, where none of it was measured."""
+def _curve_time(record: CurveRecord, time_s: float, octaves: float, estimate: Estimate | None) -> CurveTime:
     spread = curve_spread(record)
     if octaves > 0:
         spread = math.hypot(spread, OCTAVE_SPREAD * octaves)
-    if unmeasured is not None:
-        return CurveTime(time_s, max(spread, unmeasured), "estimated")
+    if estimate is not None:
+        return CurveTime(time_s * estimate.times, max(spread, estimate.spread), "estimated")
     return CurveTime(time_s, spread, "extrapolated" if octaves > 0 else "curve")
 
 

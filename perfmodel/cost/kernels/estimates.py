@@ -3,8 +3,8 @@
 An operator counts as measured where its class was, and where the class has kernels of many kinds (pooling, batch norm),
 where it was itself. Elementwise operators are one kind: any of them tells of the others. Of the rest
 
-- indexing, scans and transforms move their bytes, more than once: the time of an elementwise kernel of the same bytes,
-  to a factor of 3; sorting likewise, to a factor of 10;
+- indexing, scans, transforms and sorting take a few times as long as an elementwise kernel of the same bytes (how
+  many: :data:`TIMES`, of a GPU and of a CPU), to a factor of 3; sorting, and all but indexing on a CPU, to one of 10;
 - a reduction by the curve of column sums, which are the same template of kernels: to a factor of 3;
 - a factorisation of n columns is n steps that wait for each other, of 4 us each, 30 times as many where it iterates
   (singular values, eigenvalues), one matrix after the other: to a factor of 10;
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.forms import parameter_key
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
 NEAR, FAR = 3.0, 10.0  # factors within which an estimate is meant to lie
 FACTORS: Mapping[str, float] = {
-    "index": NEAR, "scan": NEAR, "fft": NEAR, "sort": FAR, "linear_algebra": FAR, "other": FAR
+    "index": NEAR, "scan": NEAR, "fft": NEAR, "sort": FAR, "linear_algebra": FAR, "other": FAR,
 }  # fmt: skip
+# How many times as long as an elementwise kernel of the same bytes; on a CPU they are bound by arithmetic, not memory.
+TIMES: Mapping[str, Mapping[str, float]] = {"cuda": {}, "cpu": {"scan": 20.0, "sort": 100.0, "fft": 2.0}}
 # By curve: the parameter and the label that tell kinds of kernels apart which do not tell of each other.
 OWN_KINDS = {"pooling": ("slowness", "operator"), "batch_norm": ("passes", "kernel")}
 PRODUCTS = ("gemm", "convolution", "attention")
@@ -57,16 +59,28 @@ def factor_of_spread(spread: float) -> float:
     return math.exp(NORMAL_90 * spread)
 
 
-def estimate_spread(operation: Operation, features: Features, record: CurveRecord, is_stand_in: bool) -> float | None:
-    """Least spread of a call by this curve, if nothing of its kind was measured; else None.
+class Estimate(NamedTuple):
+    """What is made of a curve's prediction where nothing of the operator's kind was measured. times: it is as long.
+    spread: at least, of the logarithm.
+    """
 
-    is_stand_in: the curve is another class's.
+    times: float
+    spread: float
+
+
+def estimate_of(
+    operation: Operation, features: Features, record: CurveRecord, device: str, is_stand_in: bool
+) -> Estimate | None:
+    """What to make of a prediction by this curve; None where the operator's kind was measured.
+
+    device: ``cuda`` or ``cpu``. is_stand_in: the curve is another class's.
     """
     kind = classify(operation)
     if kind in FACTORS:
-        return spread_of_factor(FACTORS[kind])
+        factor = FAR if device == "cpu" and kind != "index" else FACTORS[kind]
+        return Estimate(TIMES[device].get(kind, 1.0), spread_of_factor(factor))
     if is_stand_in or not _is_known(features, record) or not _has_units(operation, kind):
-        return spread_of_factor(NEAR)
+        return Estimate(1.0, spread_of_factor(NEAR))
     return None
 
 

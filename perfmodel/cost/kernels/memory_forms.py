@@ -191,7 +191,7 @@ FULL_REDUCTIONS = Form(
     "full_reduction",
     (
         *memory_parameters(),
-        _RATE,
+        Parameter("elements_per_s", 1.5, "path", 0.8),
         Parameter("step_s", 1.0, "path", 0.5),
         Parameter("joining_s", 1.0),
         Parameter("slowness", 0.02, "operator", 0.7),
