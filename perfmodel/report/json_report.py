@@ -38,8 +38,9 @@ def json_report(prediction: Prediction, fitting: Fitting | None = None) -> dict[
     (``fixed_bytes``), and settings with what they need (null where no trace of them is at hand); null where the step
     fits. ``pipeline`` is null without one; its ``blocks`` are the
     repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
-    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source, what of it all was ``scaled`` to
-    another datasheet, those of ``collectives``, and ``assumptions`` in words.
+    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source (``exact`` keys, fitted ``curve``,
+    ``extrapolated`` beyond a curve's shapes, ``estimated`` without a measurement of the kind, ``roofline``), what of it
+    all was ``scaled`` to another datasheet, those of ``collectives``, and ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
 from perfmodel.cost.host import AGAIN
-from perfmodel.cost.kernels.cost import Source
-from perfmodel.cost.kernels.estimates import factor_of_spread
+from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
@@ -31,6 +30,7 @@ OF_PIPELINES = ("pp ",)
 UNSTEADY = 1e-3  # ranks' steps differ by more
 KERNEL_SOURCES = ("exact", "curve", "extrapolated", "estimated", "roofline")
 NAMED = 4  # operators that a warning names at most
+WORTH_NAMING = 0.01  # of the device time
 ALONE_SINCE = (2, 12)  # torch posts single messages of pipelines by themselves
 
 
@@ -176,10 +176,11 @@ def kernel_warnings(
         )
     yield from _estimated(kernels)
     extrapolated = _worst(shares, "extrapolated")
-    if shares[extrapolated]["extrapolated"] > 0.01:
+    if shares[extrapolated]["extrapolated"] > WORTH_NAMING:
+        uses = [use for use in kernels[extrapolated] if use.cost.source == "extrapolated"]
         yield (
             f"{_of_device_time(shares, extrapolated, 'extrapolated')} is from curves outside the shapes that they were "
-            f"fitted on ({_named(kernels, 'extrapolated')}): `perfmodel calibrate --scenario` measures them"
+            f"fitted on ({_named(uses)}): `perfmodel calibrate --scenario` measures them"
         )
     unstable = {use.key for each in kernels for use in each if use.key in profile.unstable}
     if unstable:
@@ -194,19 +195,25 @@ def kernel_warnings(
 
 
 def _estimated(kernels: Sequence[Sequence[KernelUse]]) -> Iterator[str]:
-    """What was not measured is named however little of the time it seems to take: that is what is not known."""
-    factors = [factor_of_spread(use.cost.spread) for each in kernels for use in each if use.cost.source == "estimated"]
-    if factors:
+    """What is hardly known is named however little of the time it seems to take, the rest where it may count."""
+    told = [use for each in kernels for use in each if use.cost.source == "estimated" and _may_count(use, each)]
+    if told:
+        factor = max(factor_of_spread(use.cost.spread) for use in told)
         yield (
-            f"not measured, and estimated at best to a factor of {max(factors):.2g}: {_named(kernels, 'estimated')}; "
+            f"not measured, and estimated at best to a factor of {factor:.2g}: {_named(told)}; "
             "`perfmodel calibrate --scenario` measures them"
         )
 
 
-def _named(kernels: Sequence[Sequence[KernelUse]], source: Source) -> str:
-    """The operators of that source, those first that may take longest."""
+def _may_count(use: KernelUse, kernels: Sequence[KernelUse]) -> bool:
+    factor = factor_of_spread(use.cost.spread)
+    return factor >= HARDLY_KNOWN or use.total_s * factor > WORTH_NAMING * sum(each.total_s for each in kernels)
+
+
+def _named(uses: Sequence[KernelUse]) -> str:
+    """Their operators, those first that may take longest."""
     longest_s: dict[str, float] = {}
-    for use in (use for each in kernels for use in each if use.cost.source == source):
+    for use in uses:
         name = use.key.removeprefix("aten.").split("(")[0].removesuffix(".default")
         longest_s[name] = max(longest_s.get(name, 0.0), use.total_s * factor_of_spread(use.cost.spread))
     names = sorted(longest_s, key=lambda name: -longest_s[name])

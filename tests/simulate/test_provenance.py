@@ -183,11 +183,19 @@ def test_what_was_not_measured_is_named_however_short_it_seems() -> None:
     """First what may take longest; a name once, and four of them."""
     good = [use for use in prediction().kernels if use.cost.source == "exact"]
     names = ("sort.default", "sort.default", "fft", "svd", "topk.default", "median.dim", "mode.default")
-    few = [use(name, "estimated", (1 + i) * 1e-12, 10 if name == "fft" else 3) for i, name in enumerate(names)]
+    few = [use(name, "estimated", (1 + i) * 1e-12, 20 if name == "fft" else 6) for i, name in enumerate(names)]
     (told,) = kernel_warnings([[*good, *few]], profile())
     assert told.startswith(
-        "not measured, and estimated at best to a factor of 10: fft, mode, median.dim, topk and 2 more;"
+        "not measured, and estimated at best to a factor of 20: fft, mode, median.dim, topk and 2 more;"
     )
+
+
+def test_a_rough_time_is_told_of_where_it_may_count() -> None:
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    busy_s = sum(use.total_s for use in good)
+    assert list(kernel_warnings([[*good, use("gather.default", "estimated", 0.003 * busy_s, 3)]], profile())) == []
+    (told,) = kernel_warnings([[*good, use("gather.default", "estimated", 0.004 * busy_s, 3)]], profile())
+    assert told.startswith("not measured, and estimated at best to a factor of 3: gather;")
 
 
 def test_shapes_outside_those_of_a_curve_are_told_of_where_they_count() -> None:

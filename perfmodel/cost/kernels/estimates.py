@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
 NEAR, FAR = 3.0, 10.0  # factors within which an estimate is meant to lie
+HARDLY_KNOWN = 5.0  # from this factor on, how long an operator takes says little of how long it may
 FACTORS: Mapping[str, float] = {
     "index": NEAR, "scan": NEAR, "fft": NEAR, "sort": FAR, "linear_algebra": FAR, "other": FAR,
 }  # fmt: skip
