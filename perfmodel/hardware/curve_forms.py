@@ -61,12 +61,12 @@ def broken_rule(
     'that holds start_s'
     """
     layout = LAYOUTS[form]
-    for name, (least, most) in (ranges or {}).items():
-        if name not in layout.coordinates or least > most:
-            return f"with ascending ranges of {', '.join(layout.coordinates)}, not of {name!r:.40}"
     absent = next((name for name in layout.parameters if name not in parameters), None)
     if absent is not None:
         return f"that holds {absent}"
+    for name, (least, most) in (ranges or {}).items():
+        if name not in layout.coordinates or least > most:
+            return f"with ascending ranges of {', '.join(layout.coordinates)}, not of {name!r:.40}"
     points: dict[str, set[str]] = {}
     for key, value in parameters.items():
         name = key.partition(" [")[0]
