@@ -152,7 +152,9 @@ def _refuse_strangers(interconnect: str | None) -> None:
     "budget_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="For the general calibration, or an interconnect's collectives; 0 leaves out their grid.",
+    help="For the general calibration (grid, host costs, power): after them nothing more is begun, and --resume goes "
+    "on; it may take 10 s more. 0: no grid and no power, but all host costs. Scenarios' kernels are not counted. Or "
+    "for an interconnect's collectives; 0 leaves out their grid.",
 )
 @click.option(
     "--interconnect",
@@ -166,7 +168,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     "--timeout", "timeout_s", type=ABOVE_0, metavar="SECONDS", help="When all ranks are ended; 400 if left out."
 )
 @click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress; warnings are shown.")
 def calibrate(
     device: str,
     output: Path | None,

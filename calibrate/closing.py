@@ -13,21 +13,28 @@ from perfmodel.units import format_seconds
 LISTED = 20
 
 
-def closing_report(draft: Draft, lines: Sequence[str], left_out: int, spent_s: float) -> list[str]:
-    """What was measured, what could not be, what is unstable, and the command to run next."""
-    command = f"perfmodel calibrate --output {shlex.quote(str(draft.path))}"
+def closing_report(draft: Draft, lines: Sequence[str], spent_s: float) -> list[str]:
+    """What was measured."""
     origins = [record.origin for record in draft.kernels.values() if record.error is None]
-    found = [
+    return [
         f"{draft.path}: {origins.count('grid')} grid keys, {origins.count('scenario')} scenario keys,"
         f" {len(draft.profile.curves)} curves, {len(draft.profile.host)} host costs, in {format_seconds(spent_s)}",
         *lines,
     ]
+
+
+def closing_warnings(draft: Draft, left_out: Sequence[str]) -> list[str]:
+    """What could not be measured, what there was no time for, what is not to be trusted, and the command to run next.
+
+    left_out: each as the beginning of a sentence.
+    """
+    device = "" if draft.profile.device.kind == "cuda" else f" --device {draft.profile.device.kind}"
+    command = f"perfmodel calibrate{device} --output {shlex.quote(str(draft.path))}"
     failed = draft.failed()
     memory = [key for key, reason in failed.items() if reason == OUT_OF_MEMORY]
-    found += _listed("ran out of memory", memory)
+    found = _listed("ran out of memory", memory)
     found += _listed("not measured", [f"{key}: {reason}" for key, reason in failed.items() if reason != OUT_OF_MEMORY])
-    if left_out:
-        found.append(f"{left_out} grid keys were left out for time. Go on with: {command} --resume")
+    found += [f"{what} left out for time. Go on with: {command} --resume" for what in left_out]
     found += sentinels.drift_lines(draft.profile)
     unstable = draft.unstable()
     found += _listed("unstable", [f"{command} --only {shlex.quote(key)}" for key in unstable])

@@ -54,6 +54,10 @@ class Draft:
     def samples_path(self) -> Path:
         return self.path.with_name(f"{self.path.name.removesuffix('.json')}.samples.json.gz")
 
+    @property
+    def host_pieces_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name.removesuffix('.json')}.host-pieces.json")
+
     def record(self, job: Job, record: KernelRecord, samples: Samples | None) -> None:
         """Keep the outcome of a job, and write everything down if that was long ago."""
         self.jobs[job.key] = job

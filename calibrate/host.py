@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from calibrate.host_calls import Example, Tensors, examples
 from calibrate.host_modules import measure_pieces
-from calibrate.host_optimizers import measure_lists, measure_trace_lists
+from calibrate.host_optimizers import list_prefixes, measure_list, measure_trace_lists
+from calibrate.host_pieces import HostPieces
 from calibrate.host_records import Case, call_records, module_records, node_records
 from calibrate.host_reference import HostReference, at_speed, synchronize
 from calibrate.host_timing import (
@@ -34,7 +37,12 @@ FORWARD_COPIES, BACKWARD_COPIES = 2, 6
 FLAGS: tuple[tuple[str, ...], ...] = ((), (AMP,), (NO_GRAD,), (AMP, NO_GRAD))
 
 
-def measure_host(device: str, progress: Progress | None = None) -> dict[str, HostRecord]:
+def measure_host(
+    device: str,
+    progress: Progress | None = None,
+    kept: HostPieces | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+) -> dict[str, HostRecord]:
     """The general host records of this machine, all at the median speed its host had meanwhile (key ``reference``).
 
     Parameters
@@ -43,23 +51,49 @@ def measure_host(device: str, progress: Progress | None = None) -> dict[str, Hos
         ``cuda`` or ``cpu``.
     progress : callable, optional
         Told what is being measured, how much is done, and of how much.
+    kept : HostPieces, optional
+        What an earlier run measured, which is not measured again; it is saved after each piece, and in the end says how
+        many were left out.
+    is_late : callable, optional
+        Asked before each piece: whether no further one is to be begun. Only finished ones give records.
     """
     report = progress or (lambda what, done, total: None)
-    records: dict[str, HostRecord] = {}
-    total = len(FLAGS) * SWEEPS + 2
+    kept = HostPieces() if kept is None else kept
     with no_collection():
-        reference = HostReference(device)
-        calls = _Calls(device, reference)
-        for index, flags in enumerate(FLAGS):
-            what, before = " ".join(("host: calls", *flags)), index * SWEEPS
-            records |= calls.measure(flags, lambda done: report(what, before + done, total))  # noqa: B023
-        report("host: modules and engine", total - 2, total)
-        records |= module_records(device, records, reference)
-        report("host: optimizers", total - 1, total)
-        records |= measure_lists(device, calls.times, reference)
-    report("host", total, total)
+        reference = kept.reference(device)
+        pieces = _pieces(device, reference, kept)
+        for done, (name, title, work) in enumerate(pieces):
+            if name not in kept.finished and is_late():
+                kept.left_out = sum(name not in kept.finished for name, _, _ in pieces)
+                break
+            report(f"host: {title}", done, len(pieces))
+            kept.measure(name, work)
+        else:
+            report("host", len(pieces), len(pieces))
+    if not kept.records:
+        return {}
     found = reference.record()
-    return at_speed(records, found.time_s / reference.reference_s) | {REFERENCE: found}
+    return at_speed(kept.records, found.time_s / reference.reference_s) | {REFERENCE: found}
+
+
+def _pieces(device: str, reference: HostReference, kept: HostPieces) -> list[tuple[str, str, Callable[[], None]]]:
+    """Name, title and work of each, in the order in which they are measured: later ones need earlier ones' records."""
+    calls = _Calls(device, reference, kept)
+
+    def note(measure: Callable[[], dict[str, HostRecord]]) -> Callable[[], None]:
+        return lambda: kept.records.update(measure())
+
+    found: list[tuple[str, str, Callable[[], None]]] = []
+    for flags in FLAGS:
+        title = " ".join(("calls", *flags))
+        sweep = partial(calls.sweep, flags)
+        found += [(f"{title}, sweep {number + 1}", title, sweep) for number in range(SWEEPS)]
+        found.append((f"{title}, records", title, note(partial(calls.records, flags))))
+    modules = partial(module_records, device, kept.records, reference)
+    found.append(("modules", "modules and engine", note(modules)))
+    for prefix in list_prefixes():
+        found.append((prefix, prefix, note(partial(measure_list, prefix, device, calls.times, reference))))
+    return found
 
 
 def measure_host_keys(
@@ -97,38 +131,55 @@ def measure_host_lists(trace: Trace, device: str, known: dict[str, HostRecord]) 
     with several parts of a pipeline runs over all of them, the modules of each of which are measured by themselves.
     """
     with no_collection():
-        reference = HostReference(device, known[REFERENCE].time_s)
+        reference = HostReference(device, known[REFERENCE].time_s if REFERENCE in known else None)
         return measure_trace_lists(trace, device, known, OperatorTimes(device, reference), reference)
 
 
 class _Calls:
     """Times the example calls."""
 
-    def __init__(self, device: str, reference: HostReference) -> None:
-        self.device, self.reference = device, reference
-        self.times = OperatorTimes(device, reference)
+    def __init__(self, device: str, reference: HostReference, kept: HostPieces) -> None:
+        self.device, self.reference, self.kept = device, reference, kept
+        self.times = OperatorTimes(device, reference, kept.operators_s, kept.note_operator)
+        self._made: tuple[tuple[str, ...], list[Case]] | None = None
 
-    def measure(self, flags: tuple[str, ...], progress: Callable[[int], None]) -> dict[str, HostRecord]:
+    def sweep(self, flags: tuple[str, ...]) -> None:
         """Every example, a few different ones in turn, other ones together in every sweep."""
-        with_grad = NO_GRAD not in flags
-        with torch.set_grad_enabled(with_grad), autocast(self.device, AMP in flags):
-            cases = [self._make(order, each, with_grad) for order, each in enumerate(examples())]
-            for done in range(SWEEPS):
-                progress(done)
-                random.shuffle(cases)
-                for start in range(0, len(cases), GROUP):
-                    self._sample_forward(cases[start : start + GROUP])
-                    if with_grad:
-                        self._sample_backward(cases[start : start + GROUP])
-            cases.sort(key=lambda case: case.order)
+        cases = list(self._cases(flags))
+        random.shuffle(cases)
+        with self._mode(flags):
+            for start in range(0, len(cases), GROUP):
+                self._sample_forward(cases[start : start + GROUP])
+                if NO_GRAD not in flags:
+                    self._sample_backward(cases[start : start + GROUP])
+        self.kept.keep(" ".join(flags), cases)
+
+    def records(self, flags: tuple[str, ...]) -> dict[str, HostRecord]:
+        """Of all sweeps."""
+        cases = self._cases(flags)
+        with self._mode(flags):
             found = call_records(cases, flags, self.times)
             return found if flags else found | node_records(cases, self.times)
 
-    def _make(self, order: int, example: Example, with_grad: bool) -> Case:
+    @contextmanager
+    def _mode(self, flags: tuple[str, ...]) -> Iterator[None]:
+        with torch.set_grad_enabled(NO_GRAD not in flags), autocast(self.device, AMP in flags):
+            yield
+
+    def _cases(self, flags: tuple[str, ...]) -> list[Case]:
+        """The examples under these flags, with the samples taken so far."""
+        if self._made is None or self._made[0] != flags:
+            with self._mode(flags):
+                cases = [self._make(each, NO_GRAD not in flags) for each in examples()]
+            self.kept.restore(" ".join(flags), cases)
+            self._made = (flags, cases)
+        return self._made[1]
+
+    def _make(self, example: Example, with_grad: bool) -> Case:
         tensors = Tensors(self.device)
         copies = [example.make(tensors) for _ in range(BACKWARD_COPIES)]
         copies[0]()
-        return Case(order, example.title, copies, observe(copies[0], with_grad, self.times.is_needed))
+        return Case(example.title, copies, observe(copies[0], with_grad, self.times.is_needed))
 
     def _sample_forward(self, cases: list[Case]) -> None:
         """The first round brings the code into the caches, as the first block of a model does.

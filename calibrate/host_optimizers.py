@@ -54,13 +54,14 @@ ZERO_GRAD, CLIP, SCALER, SCALE = "zero_grad", "clip", "scaler", "scale"
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def measure_lists(device: str, times: OperatorTimes, reference: HostReference) -> dict[str, HostRecord]:
-    """``a`` under every prefix and ``b`` under ``<prefix> parameter`` of seconds = a + b n."""
-    bench = _Bench(device, times, reference, FEW_LAYERS)
-    found: dict[str, HostRecord] = {}
-    for prefix in (ZERO_GRAD, CLIP, SCALER, SCALE, *IMPLEMENTATIONS):
-        found |= _measure_line(prefix, bench)
-    return found
+def list_prefixes() -> tuple[str, ...]:
+    """Of all loops whose general records :func:`measure_list` measures."""
+    return (ZERO_GRAD, CLIP, SCALER, SCALE, *IMPLEMENTATIONS)
+
+
+def measure_list(prefix: str, device: str, times: OperatorTimes, reference: HostReference) -> dict[str, HostRecord]:
+    """``a`` under the prefix and ``b`` under ``<prefix> parameter`` of seconds = a + b n."""
+    return _measure_line(prefix, _Bench(device, times, reference, FEW_LAYERS))
 
 
 def measure_trace_lists(

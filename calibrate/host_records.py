@@ -21,13 +21,13 @@ from perfmodel.hardware.profile import HostRecord
 
 SAMPLES, AT_ONCE = 60, 12  # so many rounds between two reference runs
 PULL = 0.1
+NODE_CONSTANTS = ("node", "node launch", "node view", "node cast")
 
 
 @dataclass
 class Case:
     """An example under measurement: copies of its call, what one does, and seconds of one, forward and backward."""
 
-    order: int
     title: str
     copies: list[Callable[[], Any]]
     seen: Seen
@@ -64,7 +64,7 @@ def _constants(
 ) -> dict[str, HostRecord]:
     """seconds = base + a per launch + b per view + c per cast, over all measured calls."""
     rows = [(work, seconds) for work, seconds in rows if seconds > 0]
-    counts = np.array([_counts(work) for work, _ in rows], dtype=float)
+    counts = np.array([_counts(work) for work, _ in rows], dtype=float).reshape(len(rows), len(names))
     fitted, residual = _fit(counts, np.array([seconds for _, seconds in rows]))
     return {
         " ".join((name, *flags)): HostRecord(time_s=float(value), spread=residual, samples=len(rows))
@@ -88,6 +88,8 @@ def node_records(cases: list[Case], times: OperatorTimes) -> dict[str, HostRecor
     seconds = np.array([_net_backward(case, times) for case in cases])
     cases = [case for case, value in zip(cases, seconds, strict=True) if value > 0]
     seconds = seconds[seconds > 0]
+    if not cases:  # samples were too few for the noise
+        return {name: HostRecord(time_s=0.0) for name in NODE_CONSTANTS}
     nodes: dict[str, Work] = {}
     for case in cases:
         nodes |= {node_key(name, work.operators): work for name, work in case.seen.nodes}
@@ -106,10 +108,9 @@ def node_records(cases: list[Case], times: OperatorTimes) -> dict[str, HostRecor
         key: HostRecord(time_s=float(value), spread=spread[key], samples=samples)
         for key, value in zip(nodes, fitted[1:], strict=True)
     }
-    names = ("node", "node launch", "node view", "node cast")
     return found | {
         name: HostRecord(time_s=float(value), spread=residual, samples=len(cases))
-        for name, value in zip(names, constants[1:], strict=True)
+        for name, value in zip(NODE_CONSTANTS, constants[1:], strict=True)
     }
 
 
@@ -124,6 +125,8 @@ def _fit(counts: np.ndarray, seconds: np.ndarray, towards: np.ndarray | None = N
     """
     from scipy.optimize import nnls
 
+    if counts.size == 0:  # which makes scipy end the process
+        return np.zeros(counts.shape[1]), 0.0
     rows, wanted = counts / seconds[:, None], np.ones(len(seconds))
     if towards is not None:
         pulled = np.flatnonzero(towards)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from calibrate.timing import relative_spread
+from perfmodel.cost.host import REFERENCE
 from perfmodel.hardware.profile import HostRecord
 
 WARM_UP, LEAD_IN = 5, 2
@@ -121,3 +122,17 @@ def wander(runs_s: Sequence[float]) -> float:
 def at_speed(records: dict[str, HostRecord], factor: float) -> dict[str, HostRecord]:
     """The records of a host that takes ``factor`` times as long."""
     return {key: record.model_copy(update={"time_s": record.time_s * factor}) for key, record in records.items()}
+
+
+def with_general(before: dict[str, HostRecord], general: dict[str, HostRecord]) -> dict[str, HostRecord]:
+    """General records and, at their speed, those of scenarios that were measured before.
+
+    >>> def took(time_s): return HostRecord(time_s=time_s)
+    >>> found = with_general({"reference": took(1.0), "own": took(3.0)}, {"reference": took(2.0), "call": took(1.0)})
+    >>> {key: record.time_s for key, record in found.items()}
+    {'own': 6.0, 'reference': 2.0, 'call': 1.0}
+    """
+    others = {key: record for key, record in before.items() if key not in general}
+    if REFERENCE in before and REFERENCE in general:
+        others = at_speed(others, general[REFERENCE].time_s / before[REFERENCE].time_s)
+    return others | general

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -219,11 +219,19 @@ class OperatorTimes:
     CPU. Zero elsewhere.
     """
 
-    def __init__(self, device: str, reference: HostReference) -> None:
+    def __init__(
+        self,
+        device: str,
+        reference: HostReference,
+        known: Mapping[str, float] | None = None,
+        note: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """known: seconds by operator that need not be measured. note: is given each other one."""
         self.is_needed = device == "cpu"
         self._reference = reference
         self._stopwatch = CpuStopwatch(OPERATOR_LIMITS)
-        self._known: dict[str, float] = {}
+        self._known: dict[str, float] = dict(known or {})
+        self._note = note
 
     def total(self, calls: list[tuple[Any, Any, Any]]) -> float:
         """Of all these calls together."""
@@ -240,6 +248,8 @@ class OperatorTimes:
                 self._reference.note(found_s, self._stopwatch.measure(lambda: func(*args, **kwargs)).median_s)
             self._reference.beat()
             self._known[key] = found_s[0]
+            if self._note is not None:
+                self._note(key, found_s[0])
         return self._known[key]
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich.console import Console
+
 REFRESH_S = 0.2
 LONGEST_TEXT = 60
 
@@ -18,6 +20,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._drawn_s = 0.0
+        self._warnings = Console(stderr=True)
         if shown:
             self._bar = _bar()
 
@@ -64,6 +67,11 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    def warn(self, line: str) -> None:
+        """A line that stays, whether or not progress is shown."""
+        console = self._warnings if self._bar is None else self._bar.console
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _draw(self, force: bool = False) -> None:
         if force or time.monotonic() - self._drawn_s > REFRESH_S:
             self._drawn_s = time.monotonic()
@@ -72,7 +80,6 @@ class Progress:
 
 def _bar() -> Any:
     from rich import progress
-    from rich.console import Console
 
     return progress.Progress(
         progress.TextColumn("{task.description}"),

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from calibrate import machine, sentinels
-from calibrate.closing import closing_report
+from calibrate.closing import closing_report, closing_warnings
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
 from calibrate.grid import grid_classes
+from calibrate.host_reference import with_general
 from calibrate.jobs import Job, chosen, job, missing
 from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
 from calibrate.opening import Wanted, check_output_name, opened, wanted_of
@@ -25,7 +26,7 @@ from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import SAMPLES
+from perfmodel.file_kinds import HOST_PIECES, SAMPLES
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.units import format_seconds
@@ -33,10 +34,13 @@ from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
 from perfmodel.writing import check_writable
 
-BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration
+BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration where none is given
+TOLERANCE_S = 10.0  # by which a budget may be overrun on an idle machine
 KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
+SOAK_SHARE = 0.1  # of the budget that a soak may take
+USUAL_S = {"waiting": 34.0, "cache": 3.0, "power": 8.0}  # on a GPU, of stages that are measured whole or not at all
 NEAR = 0.5  # of the device time: below, the device is what takes long
 POWER, WAITING, CACHE = OTHER_STAGES = ("power", "waiting", "cache")  # that --only may name
 
@@ -58,7 +62,8 @@ def calibrate(
     A new file gets the general calibration (constants, grid, host costs, power) and the exact keys of the scenarios. An
     existing one gets the scenarios' missing keys added, or, with ``resume``, everything it lacks. A new one with a
     ``base`` takes all that belongs to the device from that profile, and only the host is measured. The file is valid
-    at every moment; killing this loses a few seconds of work.
+    at every moment; killing this loses a few seconds of work. Warnings (what could not be measured or was left out,
+    drift, unstable keys) go to standard error in any case.
 
     Parameters
     ----------
@@ -80,7 +85,11 @@ def calibrate(
     progress : bool
         Show a bar and the closing report on standard error.
     budget_s : float, optional
-        Seconds for the general calibration; 0 leaves grid and power out.
+        Seconds for the general calibration (grid, host costs, power): after them nothing more is begun, neither a
+        kernel nor a piece of the host's costs, nor a stage that would not fit into half of what is left. What is left
+        out is measured with ``resume``. What runs then, the drift check and the fit take up to :data:`TOLERANCE_S`
+        more. 0 leaves grid and power out, and measures all of the host's costs. Without, the grid fits into
+        :data:`BUDGET_S` and nothing else is left out. Exact keys of scenarios are not counted.
     allow_import : bool
         Whether a scenario's own model may be imported.
     base : str, optional
@@ -103,8 +112,8 @@ def calibrate(
         is_new = not output.exists()
         draft = opened(output, device, name, resume or bool(scenarios) or bool(only), only, base)
         check_writable(draft.samples_path, SAMPLES)
+        check_writable(draft.host_pieces_path, HOST_PIECES)
         wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
-        budget_s = BUDGET_S[device] if budget_s is None else budget_s
         session = _Session(draft, device, Progress(progress), budget_s, allow_import)
         with session.progress():
             return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
@@ -125,14 +134,17 @@ def _threads_of(device: str) -> Iterator[None]:
 class _Session:
     """One run over one draft."""
 
-    def __init__(self, draft: Draft, device: str, progress: Progress, budget_s: float, allow_import: bool) -> None:
+    def __init__(
+        self, draft: Draft, device: str, progress: Progress, budget_s: float | None, allow_import: bool
+    ) -> None:
         self.draft = draft
         self.device = device
         self.progress = progress
         self._began_s = time.monotonic()
-        self._budget_s = budget_s
+        self._budget_s = BUDGET_S[device] if budget_s is None else budget_s
+        self._ends_s = self._began_s + budget_s if budget_s else float("inf")
         self._allow_import = allow_import
-        self._left_out = 0
+        self._left_out: list[str] = []
         self._is_warm = False
         self._lines: list[str] = []
         self._before = dict(draft.kernels)
@@ -162,21 +174,32 @@ class _Session:
 
     def _general_before(self, bench: Bench, stopwatch: Stopwatch) -> None:
         self._once("launch", lambda: self._launch(stopwatch))
-        if self.device == "cuda" and self._budget_s > 0:
+        if self.device == "cuda" and self._budget_s > 0 and self._has_time_for(WAITING):
             self._once(WAITING, self._waiting)
         if not self._is_done("grid") and self._budget_s > 0:
-            self._soak(bench, SOAK_S)
+            self._soak(bench, min(SOAK_S, SOAK_SHARE * self._budget_s))
             self._sentinels(bench, "start")
             self._grid(bench)
             self._sentinels(bench, "middle")
-        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and not self._is_done(CACHE):
+        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and self._has_time_for(CACHE):
             self._cache(bench, stopwatch)
-        self._once("host", self._host)
+        if not self._is_done("host"):
+            self._host()
 
     def _general_after(self, bench: Bench) -> None:
-        if self._budget_s > 0 and not self._is_done(POWER):
+        if self._budget_s > 0 and self._has_time_for(POWER):
             self._once(POWER, lambda: self._power(bench))
             self._sentinels(bench, "end")
+
+    def _has_time_for(self, stage: str) -> bool:
+        """Whether to measure a stage that is left to do, now; else it is noted as left out."""
+        if self._is_done(stage):
+            return False
+        usual_s = USUAL_S[stage] if self.device == "cuda" else 0.0
+        if usual_s <= (self._ends_s - time.monotonic()) / 2:
+            return True
+        self._left_out.append(f"the stage {stage} was")
+        return False
 
     def _constants_of_memory(self) -> None:
         if self.device == "cuda":
@@ -219,15 +242,27 @@ class _Session:
         jobs = missing(jobs, self.draft.kernels)
         began_s = time.monotonic()
         stop_s = self._began_s + max(self._budget_s - KEPT_S[self.device], self._budget_s / 2)
-        self._left_out = time_jobs(bench, jobs, self.draft, self.progress, "general grid", stop_s)
-        if self._left_out == 0:
+        left_out = time_jobs(bench, jobs, self.draft, self.progress, "general grid", stop_s)
+        if left_out:
+            self._left_out.append(f"{left_out} grid keys were")
+        else:
             self.draft.complete("grid", time.monotonic() - began_s)
 
     def _host(self) -> None:
+        """Piece by piece; those that a stopped run measured are kept beside the profile."""
         from calibrate.host import measure_host
+        from calibrate.host_pieces import HostPieces
 
+        began_s = time.monotonic()
         self.progress.stage("host costs", None)
-        self.draft.update(host=dict(sorted(measure_host(self.device, self.progress.at).items())))
+        pieces = HostPieces.kept_in(self.draft.host_pieces_path, str(self.draft.profile.provenance.get("measured_at")))
+        found = measure_host(self.device, self.progress.at, pieces, lambda: time.monotonic() > self._ends_s)
+        self.draft.update(host=dict(sorted(with_general(self.draft.profile.host, found).items())))
+        if pieces.left_out:
+            self._left_out.append(f"{pieces.left_out} pieces of the host's costs were")
+            return
+        self.draft.complete("host", time.monotonic() - began_s)
+        pieces.remove()
 
     def _power(self, bench: Bench) -> None:
         if self.device == "cuda":
@@ -394,5 +429,7 @@ class _Session:
         self.draft.complete(stage, time.monotonic() - began_s)
 
     def _report(self) -> None:
-        for line in closing_report(self.draft, self._lines, self._left_out, time.monotonic() - self._began_s):
+        for line in closing_report(self.draft, self._lines, time.monotonic() - self._began_s):
             self.progress.say(line)
+        for line in closing_warnings(self.draft, self._left_out):
+            self.progress.warn(line)

@@ -79,6 +79,7 @@ def _is_picture(head: bytes) -> bool:
 PROFILE = FileKind("a profile", _is_profile)
 SAMPLES = FileKind("a calibration's samples", _is_samples)
 STAGES = FileKind("an interconnect's finished stages", _begins_with("collectives"))
+HOST_PIECES = FileKind("pieces of a calibration's host costs", _has("version", "profile", "reference_s"))
 MEASUREMENT = FileKind("a measurement", _has("version", "name", "split"))
 CHROME_TRACE = FileKind("a Chrome trace", _has("traceEvents"))
 ALLOCATOR_HISTORY = FileKind("an allocator's history", _begins_with("events"))
@@ -90,6 +91,7 @@ KINDS = (
     PROFILE,
     SAMPLES,
     STAGES,
+    HOST_PIECES,
     MEASUREMENT,
     CHROME_TRACE,
     ALLOCATOR_HISTORY,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from calibrate import host, host_reference
+from calibrate.host_pieces import HostPieces
 from calibrate.host_records import Case, call_records, in_turn
 from calibrate.host_reference import HostReference, at_speed, wander
 from calibrate.host_timing import OperatorTimes, Seen, Work
@@ -67,9 +68,9 @@ def test_a_given_speed_is_kept(clock) -> None:
 def test_records_of_a_wandering_host_are_those_of_a_steady_one(clock) -> None:
     """Speeds from half to four times, changing from group to group: every sample is what it is at speed one."""
     reference = HostReference("cpu")
-    calls = host._Calls("cpu", reference)
+    calls = host._Calls("cpu", reference, HostPieces())
     seen = Seen(calls=[("f", Work(["mm"], 0, 1))])
-    case = Case(0, "f", [lambda: clock.work(30 * US)] * 2, seen)
+    case = Case("f", [lambda: clock.work(30 * US)] * 2, seen)
     for _ in range(4):
         calls._sample_forward([case])
         clock.wander()

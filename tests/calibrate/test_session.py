@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
-from calibrate import draft, machine, session
-from calibrate.closing import closing_report
+import cli
+from calibrate import draft, host, machine, session
+from calibrate.closing import closing_warnings
+from calibrate.host_pieces import HostPieces
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.measuring import Bench, failure
 from calibrate.progress import Progress
@@ -39,7 +44,7 @@ MISSING_OPERATOR = op("no_such_operator.default", t("float32[2]"))
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid of six products and one host cost; every record is written down at once."""
     monkeypatch.setattr("calibrate.grid.grid_operations", lambda device: [(operation, False) for operation in GRID])
-    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: {"call": HostRecord(time_s=1e-6)})
+    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: {"call": HostRecord(time_s=1e-6)})
     monkeypatch.setattr("calibrate.host.measure_host_keys", lambda *arguments: {})
     monkeypatch.setattr(draft, "CHECKPOINT_S", 0.0)
     quick = Limits(fewest=3, most=3, fewest_long=3, most_long=3, sample_s=1e-4)
@@ -138,7 +143,7 @@ def test_kernels_and_host_keys_of_all_parts_of_a_pipeline_are_added(
     hardware = {"profile": "x", "gpus": 2}
     cut = Scenario.model_validate({"name": "cut", **changes, "parallelism": {"pp": section}, "hardware": hardware})
     known = {"reference": HostRecord(time_s=1e-3)}
-    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: known)
+    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: known)
     asked: list[tuple[str, Any, Any]] = []
 
     def keys(trace: Any, precision: str, device: str, known: Any, *_: Any) -> dict[str, HostRecord]:
@@ -179,7 +184,9 @@ def test_what_does_not_fit_into_the_budget_is_left_for_later(
         patch.setattr("calibrate.session.time.monotonic", lambda: float(len(timed)))  # every measurement takes a second
         profile = session.calibrate(path, "cpu", budget_s=12)
     assert len(profile.kernels) == 3
-    resume = f"3 grid keys were left out for time. Go on with: perfmodel calibrate --output {path} --resume"
+    resume = (
+        f"3 grid keys were left out for time. Go on with: perfmodel calibrate --device cpu --output {path} --resume"
+    )
     assert resume in capsys.readouterr().err
     assert list(session.calibrate(path, "cpu", resume=True, progress=False).kernels) == KEYS
 
@@ -262,8 +269,10 @@ def test_unstable_keys_come_with_the_command_that_repeats_them() -> None:
     device = machine.device_section("cpu")
     kept = draft.Draft(Path("p.json"), Profile(name="p", device=device), kernels={"a(b, c)": record, "d": stable})
     assert kept.unstable() == ("a(b, c)",)
-    report = closing_report(kept, [], 0, 1.0)
-    assert report[-2:] == ["unstable: 1", "  perfmodel calibrate --output p.json --only 'a(b, c)'"]
+    assert closing_warnings(kept, []) == [
+        "unstable: 1",
+        "  perfmodel calibrate --device cpu --output p.json --only 'a(b, c)'",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +322,7 @@ def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
     base = session.calibrate(tmp_path / "base.json", "cpu", progress=False)
     monkeypatch.setattr(machine, "cpu_name", lambda: "another")
-    monkeypatch.setattr("calibrate.host.measure_host", lambda device, progress: {"call": HostRecord(time_s=2e-6)})
+    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: {"call": HostRecord(time_s=2e-6)})
     timed = counted(monkeypatch)
     path = tmp_path / "second.json"
     second = session.calibrate(path, "cpu", base="base", progress=False)
@@ -374,3 +383,101 @@ def test_missing_and_chosen() -> None:
 )
 def test_reasons(error: Exception, reason: str) -> None:
     assert failure(error) == reason
+
+
+class Clock:
+    """A clock that only measurements move: a second for a kernel, two for a piece of the host's costs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        time_kernel = Bench.time
+
+        def kernel(bench: Bench, wanted: Job) -> tuple[KernelRecord, Samples | None]:
+            self.now_s += 1.0
+            return time_kernel(bench, wanted)
+
+        def pieces(device: str, reference: Any, kept: Any) -> list[tuple[str, str, Callable[[], None]]]:
+            def measure(number: int) -> None:
+                self.now_s += 2.0
+                kept.runs_s.append(reference.reference_s)
+                kept.records[f"piece {number}"] = HostRecord(time_s=1.0)
+
+            return [(f"piece {number}", "piece", partial(measure, number)) for number in range(HOST_PIECES)]
+
+        monkeypatch.setattr(Bench, "time", kernel)
+        monkeypatch.setattr(host, "measure_host", MEASURE_HOST)
+        monkeypatch.setattr(host, "_pieces", pieces)
+        monkeypatch.setattr("calibrate.session.time.monotonic", lambda: self.now_s)
+
+
+HOST_PIECES = 10
+MEASURE_HOST = host.measure_host
+
+
+@pytest.mark.parametrize("budget_s", [1.0, 6.0, 12.0, 20.0, 100.0])
+def test_a_budget_is_kept_and_what_is_left_out_comes_with_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], budget_s: float
+) -> None:
+    path = tmp_path / "p.json"
+    clock = Clock(monkeypatch)
+    profile = session.calibrate(path, "cpu", budget_s=budget_s, progress=False)
+    assert clock.now_s <= budget_s + session.TOLERANCE_S
+    left_out = [line for line in capsys.readouterr().err.splitlines() if "left out for time" in line]
+    assert bool(left_out) == (budget_s < 100)
+    assert (len(profile.kernels) < len(KEYS), "host" not in profile.provenance["stages_s"]) == (
+        budget_s < 20,
+        budget_s < 100,
+    )
+    for line in left_out[:1]:
+        _, _, command = line.partition("Go on with: perfmodel ")
+        assert CliRunner().invoke(cli.main, shlex.split(command)).exit_code == 0
+    whole = load_profile(path)
+    assert set(whole.provenance["stages_s"]) == {"launch", "grid", "host", "power"}
+    assert list(whole.kernels) == KEYS
+    assert set(whole.host) == {"reference", *(f"piece {number}" for number in range(HOST_PIECES))}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["p.json", "p.samples.json.gz"]
+
+
+def test_without_a_budget_only_the_grid_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "BUDGET_S", {"cpu": 8.0})
+    clock = Clock(monkeypatch)
+    profile = session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    assert clock.now_s > 8.0 + 2.0 * HOST_PIECES / 2
+    assert "grid" not in profile.provenance["stages_s"]
+    assert "host" in profile.provenance["stages_s"]
+
+
+def test_killed_in_its_host_stage_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    clock = Clock(monkeypatch)
+    finish = HostPieces.measure
+
+    def finish_and_stop(self: HostPieces, name: str, work: Callable[[], None]) -> None:
+        is_new = name not in self.finished
+        finish(self, name, work)
+        if is_new:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostPieces, "measure", finish_and_stop)
+        for _ in range(HOST_PIECES):
+            with pytest.raises(KeyboardInterrupt):
+                session.calibrate(path, "cpu", resume=path.exists(), progress=False)
+            load_profile(path)
+    before_s = clock.now_s
+    whole = session.calibrate(path, "cpu", resume=True, progress=False)
+    assert clock.now_s - before_s < 2.0 * HOST_PIECES
+    assert len(whole.host) == 1 + HOST_PIECES
+
+
+def test_warnings_are_shown_in_quiet_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(draft, "UNSTABLE_SPREAD", {"cpu": -1.0})
+    monkeypatch.setattr("calibrate.sentinels.DRIFT", {"cpu": -1.0})
+    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    shown = capsys.readouterr()
+    assert "the machine drifted meanwhile: add by" in shown.err
+    assert f"unstable: {len(KEYS)}" in shown.err
+    assert "grid keys" not in shown.err
+    assert shown.out == ""
