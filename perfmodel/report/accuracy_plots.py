@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfmodel.report.accuracy import Card, Case
-from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+from perfmodel.report.canvas import axes_or_new, save_figure
+from perfmodel.report.choices import MICRO_BATCHES
+from perfmodel.report.palette import LAYOUT_MARKERS, LAYOUTS
 from perfmodel.report.strategies_plots import save_strategy_plots
 from perfmodel.units import GIB, MS
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BAND = 0.05
-SHAPES = ("o", "s", "^", "D")  # the next, where classes have used all colours once
 ERRORS = (-80, -40, -20, -10, -5, -2, 0, 2, 5, 10, 20, 40, 80)  # ticks, %; beyond the band the scale is logarithmic
 STAGGERED = (0.0, 0.24, -0.24, 0.12, -0.12)  # of a row, so that equal errors do not hide each other
 PICTURES = {
@@ -49,7 +50,7 @@ def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
                 directory / f"{name}-errors.png",
                 f"{title}: predicted over measured, minus one",
                 (13, 2.5 + 0.45 * len(card.groups)),
-                [partial(plot_errors, card, quantity)],
+                [partial(_draw_errors, card, quantity)],
             )
         )
     return saved + save_strategy_plots(card, directory)
@@ -64,14 +65,14 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
     ends = np.array([min(values) / 1.5, max(values) * 1.5])
     ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#DDDDDD", label="±5 %")
     ax.plot(ends, ends, color="black", linewidth=1)
-    for group in card.groups:
-        members = [case for case in cases if case.group == group]
+    for layout, colour in LAYOUTS.items():
+        members = [case for case in cases if layout_words(case) == layout]
         x = [case.measured[quantity] / scale for case in members]
         y = [case.predicted[quantity] / scale for case in members]
-        fills = [_fill(card, case) for case in members]
-        colour, shape = _style(card, group)
-        ax.scatter(x, y, s=80, c=fills, edgecolor=colour, marker=shape, linewidth=1.5, zorder=3)
-        ax.scatter([], [], s=80, color=colour, marker=shape, label=group)
+        fills, shape = [_fill(case) for case in members], LAYOUT_MARKERS[layout]
+        if members:
+            ax.scatter(x, y, s=80, c=fills, edgecolor=colour, marker=shape, linewidth=1.5, zorder=3)
+            ax.scatter([], [], s=80, color=colour, marker=shape, label=layout)
     ax.set_xscale("log")
     ax.set_yscale("log")
     _plain_ticks(ax)
@@ -96,6 +97,21 @@ def _plain_ticks(ax: Axes) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
+def _draw_errors(card: Card, quantity: str, ax: Axes) -> Axes:
+    """With a legend below the picture."""
+    from matplotlib.lines import Line2D
+
+    plot_errors(card, quantity, ax)
+    drawn = {layout_words(case) for case in card.cases if case.error(quantity) is not None}
+    handles = [
+        Line2D([], [], color=colour, marker=LAYOUT_MARKERS[layout], linestyle="none", markersize=8, label=layout)
+        for layout, colour in LAYOUTS.items()
+        if layout in drawn
+    ]
+    ax.figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    return ax
+
+
 def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
     """Each case's signed error in the row of its class, held-out ones filled; linear in the ±5 % band, logarithmic
     beyond.
@@ -110,9 +126,13 @@ def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> A
     ax.axvline(0, color="black", linewidth=1)
     for row, cases in enumerate(rows.values()):
         for number, (error, case) in enumerate(cases):
-            colour, shape = _style(card, case.group)
-            height = row + STAGGERED[number % len(STAGGERED)]
-            ax.plot(100 * error, height, shape, markeredgecolor=colour, markerfacecolor=_fill(card, case), markersize=8)
+            layout, height = layout_words(case), row + STAGGERED[number % len(STAGGERED)]
+            style: dict[str, Any] = {
+                "markeredgecolor": LAYOUTS[layout],
+                "markerfacecolor": _fill(case),
+                "markersize": 8,
+            }
+            ax.plot(100 * error, height, LAYOUT_MARKERS[layout], **style)
     ax.set_yticks(range(len(rows)), [f"{group} ({len(cases)})" for group, cases in rows.items()])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     farthest = max(abs(error) for cases in rows.values() for error, _ in cases)
@@ -130,11 +150,14 @@ def _error_axis(ax: Axes, farthest: float) -> None:
     ax.set_xlabel("error, %; the band is ±5 %, filled: held out")
 
 
-def _style(card: Card, group: str) -> tuple[str, str]:
-    """Colour and shape of a class."""
-    index = card.groups.index(group)
-    return COLOURS[index % len(COLOURS)], SHAPES[index // len(COLOURS) % len(SHAPES)]
+def layout_words(case: Case) -> str:
+    """How the case is spread over GPUs, one of :data:`~perfmodel.report.palette.LAYOUTS`."""
+    if MICRO_BATCHES in case.settings:
+        return "pipeline"
+    if case.layout is None or not case.layout.place:
+        return "one GPU"
+    return "ZeRO" if case.layout.strategy.startswith("zero") else "data parallel"
 
 
-def _fill(card: Card, case: Case) -> str:
-    return _style(card, case.group)[0] if case.split == "held-out" else "white"
+def _fill(case: Case) -> str:
+    return LAYOUTS[layout_words(case)] if case.split == "held-out" else "white"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -16,9 +16,6 @@ from perfmodel.writing import check_writable, write_atomically
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Paul Tol's bright scheme and two more: distinct for colour-blind readers.
-COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44BB99")
-OTHER_COLOUR = "#BBBBBB"
 STYLE = {
     "font.size": 14,
     "axes.spines.top": False,
@@ -29,6 +26,7 @@ STYLE = {
 }
 DOTS_PER_INCH = 120
 LETTERS_AN_INCH = 8.4  # of a figure's title
+FROM_ZERO = 0.5  # lowest value over highest, below which an axis begins at 0
 FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # said of no file
 
 
@@ -57,6 +55,31 @@ def axes_or_new(ax: Axes | None) -> Axes:
     from matplotlib.figure import Figure
 
     return Figure(layout="constrained").subplots()
+
+
+def legend_below(ax: Axes, colours: Mapping[str, str]) -> None:
+    """A legend below the axes and the label of their x axis. colours: by what they stand for."""
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    if patches:
+        where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 4, "frameon": False}
+        ax.legend(handles=patches, **where)
+
+
+def spread_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Ends of an axis on which the differences of dots can be seen: from 0 only where that takes less than half of it.
+
+    >>> spread_limits([100.0, 110.0])
+    (96.5, 113.5)
+    >>> spread_limits([3.0, 10.0])
+    (0.0, 11.5)
+    """
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low < FROM_ZERO * high:
+        return 0.0, 1.15 * high
+    room = 0.35 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - room, high + room
 
 
 def check_picture(path: Path) -> None:

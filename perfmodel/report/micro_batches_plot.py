@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.report.canvas import axes_or_new, file_words, save_figure
+from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.choices import MICRO_BATCHES, Choice, alike, choices
 from perfmodel.report.figures_of_merit import samples_per_step
-from perfmodel.report.strategies_plots import SIDES
+from perfmodel.report.palette import SIDE_STYLES, SIDES
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from perfmodel.report.accuracy import Card, Case, Pair
 
-MARKERS = {"measured": "o", "predicted": "s"}
 ABOVE_POINTS, BELOW_POINTS = 11, -22  # from a point to its number: the larger of two stands above
-ROOM = 1.35  # above the highest point, for its number and the legend
+ROOM = 0.12  # of the axis, above what it shows, for the legend
 SIZE_INCH = (11, 11)
 HELD_OUT = "*: held out"
 
@@ -82,7 +81,7 @@ def _draw(choice: Choice, sides: Mapping[str, Mapping[int, float]], ax: Axes | N
     ax = axes_or_new(ax)
     for side, values in sides.items():
         at, heights = list(values), list(values.values())
-        ax.plot(at, heights, color=SIDES[side], marker=MARKERS[side], markersize=9, linewidth=2, label=side)
+        ax.plot(at, heights, color=SIDES[side], label=side, **SIDE_STYLES[side])
         for x, y in values.items():
             highest = max((other for other in sides if x in sides[other]), key=lambda other: sides[other][x])
             beside = (0, ABOVE_POINTS if side == highest else BELOW_POINTS)
@@ -91,7 +90,10 @@ def _draw(choice: Choice, sides: Mapping[str, Mapping[int, float]], ax: Axes | N
     ax.set_xscale("log")
     ax.set_xticks([at for at, _ in counts], [_tick(at, case) for at, case in counts])
     ax.minorticks_off()
-    ax.set_ylim(0, ROOM * max((y for values in sides.values() for y in values.values()), default=1.0))
+    low, high = spread_limits([y for values in sides.values() for y in values.values()])
+    ax.set_ylim(low, high + ROOM * (high - low))
+    ax.grid(axis="y", color="#E5E5E5")
+    ax.set_axisbelow(True)
     ax.set_xlabel("micro-batches")
     ax.legend(frameon=False, loc="upper right", ncols=2)
     return ax

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.report.canvas import COLOURS, axes_or_new, file_words, save_figure
+from perfmodel.report import palette
+from perfmodel.report.canvas import axes_or_new, file_words, save_figure
 from perfmodel.report.pipeline_ranks import (
     OPTIMIZER,
     Computed,
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from perfmodel.report.accuracy import Pair
 
 KINDS = {  # what the legend calls them, and their colours
-    "F": ("forward", COLOURS[4]),
-    "B": ("backward", COLOURS[2]),
-    "I": ("backward for inputs", COLOURS[6]),
-    "W": ("backward for weights", COLOURS[3]),
-    OPTIMIZER: ("gradient scaling, optimizer", COLOURS[5]),
+    "F": ("forward", palette.PHASES["forward"]),
+    "B": ("backward", palette.PHASES["backward"]),
+    "I": ("backward for inputs", palette.PHASES["backward_input"]),
+    "W": ("backward for weights", palette.PHASES["backward_weight"]),
+    OPTIMIZER: ("gradient scaling, optimizer", palette.PHASES["optimizer"]),
 }
 WIDTH_INCH, AXES_INCH = 18.0, 16.2  # of the picture, and about that of its axes
 ROW_INCH, ROOM_INCH = 0.62, 1.45  # of a rank, and around the rows of a panel
@@ -44,7 +45,6 @@ COLUMNS = 5  # of the legend, at most
 ROW = 0.84  # of the distance of rows
 DIGIT_INCH, BORDER_INCH = 0.106, 0.02  # of a number at this size:
 NUMBER_SIZE = 12
-OUTSIDE = "#DDDDDD"  # of the rank's own step
 PALEST = 0.62  # share of white in a rank's last stage
 BRIGHT = 0.5  # luminance, from which numbers are black
 
@@ -117,7 +117,7 @@ def _draw(steps: Sequence[ComputedStep], scenario: Scenario, ax: Axes, end_s: fl
     end_s = end_s or max(each.end_s for each in steps)
     for row, step in enumerate(steps):
         outside = [(0.0, max(step.start_s, 0.0) / MS), (step.end_s / MS, (end_s - step.end_s) / MS)]
-        ax.broken_barh(outside, (row - ROW / 2, ROW), facecolors=OUTSIDE)
+        ax.broken_barh(outside, (row - ROW / 2, ROW), facecolors=palette.OUTSIDE)
         for each in step.computed:
             _box(ax, row, each, stages[row], end_s)
     names = [f"rank {rank}" if len(own) == 1 else f"rank {rank}\n{_stages(own)}" for rank, own in enumerate(stages)]
@@ -171,4 +171,4 @@ def _legend(prediction: Prediction) -> list[Patch]:
     if pipeline_of(prediction.scenario).virtual_stages > 1:
         found.append(Patch(alpha=0, label="paler: the rank's later stages"))
     idle = Patch(facecolor="white", edgecolor="black", label="idle")
-    return [*found, idle, Patch(color=OUTSIDE, label="the step before or after")]
+    return [*found, idle, Patch(color=palette.OUTSIDE, label="the step before or after")]

@@ -122,6 +122,11 @@ def on_rank(rank: int | None) -> str:
     return "" if rank is None else f" on rank {rank}"
 
 
+def titled_of_rank(prediction: Prediction, title: str) -> str:
+    """Of a pipeline, the title with the rank that is shown before it."""
+    return title if prediction.shown_rank is None else f"rank {prediction.shown_rank}: {title}"
+
+
 def of_rank(prediction: Prediction, rank: int) -> Prediction:
     """Of a pipeline, with program, timeline, kernels and memory of one rank, since its own host began the step."""
     return replace(prediction.by_rank[rank], timeline=prediction.rank_timelines[rank])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.canvas import COLOURS, axes_or_new, file_words, save_figure
+from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
+from perfmodel.report.palette import SIDE_MARKERS, SIDES
 from perfmodel.report.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import GIB, MS
 
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
 
     from perfmodel.report.accuracy import Card, Case
 
-THICKNESS = 0.38  # of a bar; two make a row
-ROOM = 1.25  # right of the longest bar, for its number
+ASIDE = 0.13  # of the distance of rows: measured stands so far above the row's middle, predicted below
+ROOM = 0.35  # of what the axis shows, right of it, for numbers
 LEAST = 1e-3  # of a unit; what is smaller is written as zero, and no axis is shorter
-SIDES = {"measured": COLOURS[0], "predicted": COLOURS[6]}
 PANELS = {
     "step": ("step time,\nsteady state", MS, "ms"),
     "exposed": ("exposed communication,\nmeasured where traced", MS, "ms"),
@@ -62,26 +62,38 @@ def _explained(group: StrategyGroup) -> str:
 
 
 def plot_strategies(group: StrategyGroup, quantity: str = "step", ax: Axes | None = None, named: bool = True) -> Axes:
-    """A row of two bars for each case of the group, with their values. named: whether rows bear names."""
+    """A row of two dots for each case of the group, with their values, the axis beginning where differences can be
+    seen. named: whether rows bear names.
+    """
     ax = axes_or_new(ax)
     title, scale, unit = PANELS[quantity]
-    reach = LEAST
+    drawn: list[float] = []
     for row, case in enumerate(group.cases.values()):
         values = {side: getattr(case, side).get(quantity) for side in SIDES}
         known = {side: value / scale for side, value in values.items() if value is not None}
         for side, value in known.items():
-            middle = row + (-THICKNESS if side == "measured" else THICKNESS) / 2
-            ax.barh(middle, value, THICKNESS, color=SIDES[side])
-            ax.text(value, middle, f" {value if value >= LEAST else 0:.4g}", va="center", fontsize=12)
+            height = row + (-ASIDE if side == "measured" else ASIDE)
+            ax.plot(value, height, SIDE_MARKERS[side], color=SIDES[side], markersize=11, clip_on=False)
+            text = f"{value if value >= LEAST else 0:.4g}"
+            ax.annotate(text, (value, height), (10, 0), textcoords="offset points", va="center", color=SIDES[side])
         if not known:
-            ax.text(0, row, " no communication" if quantity == "exposed" else " not known", va="center", fontsize=12)
-        reach = max(reach, *known.values(), 0.0)
+            text = "no communication" if quantity == "exposed" else "not known"
+            where: dict[str, Any] = {
+                "xycoords": ("axes fraction", "data"),
+                "textcoords": "offset points",
+                "va": "center",
+            }
+            ax.annotate(text, (0, row), (8, 0), fontsize=12, **where)
+        drawn += known.values()
     for side, colour in SIDES.items():
-        ax.plot([], [], color=colour, linewidth=10, label=side)
+        ax.plot([], [], SIDE_MARKERS[side], color=colour, markersize=11, label=side)
     names = [_name(label, case) for label, case in group.cases.items()]
     ax.set_yticks(range(len(names)), names if named else [""] * len(names))
     ax.set_ylim(len(names) - 0.4, -0.6)
-    ax.set_xlim(0, ROOM * reach)
+    low, high = spread_limits([*drawn, *([LEAST] if not any(drawn) else [])])
+    ax.set_xlim(low, high + ROOM * (high - low))
+    ax.grid(axis="y", color="#E5E5E5")
+    ax.set_axisbelow(True)
     ax.set_xlabel(unit)
     ax.set_title(title)
     return ax

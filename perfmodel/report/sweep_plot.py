@@ -1,25 +1,33 @@
-"""Pictures of a sweep: time and memory over the varied values. Functions draw on Axes and return them."""
+"""Pictures of a sweep: time and memory over the varied values. Functions draw on Axes and return them.
+
+Values are dots with their intervals, so that an axis may begin near the lowest and differences can be seen. Where the
+varied values change how many GPUs there are, throughput is drawn on logarithmic axes with the line of ideal scaling.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.canvas import COLOURS, axes_or_new, save_figure
+import numpy as np
+
+from perfmodel.report.canvas import axes_or_new, save_figure, spread_limits
 from perfmodel.report.choices import MICRO_BATCHES
+from perfmodel.report.palette import CAPACITY, INK, SERIES
 from perfmodel.report.sweep_text import label, value_text
 from perfmodel.units import GIB, MS, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.sweep import Configuration, SweepResult
+    from perfmodel.sweep import Configuration, Outcome, SweepResult
 
-LOGARITHMIC = 8  # largest value over smallest, from which an axis is
+LOGARITHMIC = 4  # largest value over smallest, from which an axis is
+FEW_NUMBERS = 10  # dots that bear their values; more would hide each other
 MARKERS = "osD^vPX*"
 LONGEST_TITLE = 80  # characters of a line
 LONGEST_OF_TWO = 48  # characters of a legend in two columns
@@ -35,7 +43,7 @@ def save_sweep_plots(result: SweepResult, directory: Path) -> list[Path]:
     if result.assignments:
         title += "\n" + shorten(f"with {', '.join(result.assignments)}", LONGEST_TITLE, placeholder=" …")
     draw_time = [lambda ax: plot_sweep_time(result, ax)]
-    if not result.same_work or MICRO_BATCHES in result.vary:
+    if not result.same_work or MICRO_BATCHES in result.vary or _scales(result):
         draw_time.append(lambda ax: plot_sweep_throughput(result, ax))
     saved = [save_figure(directory / "time.png", title, (11, 6.5 * len(draw_time)), draw_time)]
     if any(_memory_gib(each) is not None for each in result.configurations):
@@ -47,7 +55,7 @@ def save_sweep_plots(result: SweepResult, directory: Path) -> list[Path]:
 
 def plot_sweep_time(result: SweepResult, ax: Axes | None = None) -> Axes:
     """Step time with its 90 % interval; a cross at the bottom where there is none."""
-    ax = _draw(result, _step_ms, ax)
+    ax = _draw(result, _step_ms, ax, lambda each, ideal_samples_per_s: each.samples_per_step / ideal_samples_per_s / MS)
     ax.set_ylabel("step time, ms")
     ax.set_title(_explained("step time and its 90 % interval", result, _step_ms))
     return ax
@@ -55,7 +63,11 @@ def plot_sweep_time(result: SweepResult, ax: Axes | None = None) -> Axes:
 
 def plot_sweep_throughput(result: SweepResult, ax: Axes | None = None) -> Axes:
     """Samples a second of all GPUs together with their 90 % interval: what ranks configurations."""
-    ax = _draw(result, _samples_per_s, ax)
+    ax = _draw(result, _samples_per_s, ax, lambda _, ideal_samples_per_s: ideal_samples_per_s)
+    if _scales(result):
+        ax.set_yscale("log")
+        ax.autoscale(axis="y")
+        _plain_ticks(ax)
     ax.set_ylabel("samples/s")
     ax.set_title(_explained("throughput and its 90 % interval", result, _samples_per_s))
     return ax
@@ -71,7 +83,9 @@ def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
     most = max(outcome.device_bytes or outcome.needed_bytes or 0 for outcome in outcomes)
     if most > NEAR_CAPACITY * capacities[0] or any(outcome.fits is False for outcome in outcomes):
         for capacity in capacities:
-            ax.axhline(capacity / GIB, color="black", linestyle="--", linewidth=1.5)
+            ax.axhline(capacity / GIB, color=CAPACITY, linewidth=2)
+            said: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+            ax.annotate("all of the device", (0.995, capacity / GIB), (0, 4), color=CAPACITY, **said)
         ax.set_ylim(0, 1.1 * max(capacities[-1], most) / GIB)
     ax.set_ylabel("device memory in use, GiB")
     limit = " or ".join(map(format_bytes, capacities))
@@ -100,50 +114,112 @@ def _memory_gib(each: Configuration) -> _Heights:
     return None if held_bytes is None else (held_bytes / GIB,) * 3
 
 
-def _draw(result: SweepResult, heights: Callable[[Configuration], _Heights], ax: Axes | None) -> Axes:
-    """A line where the values along the axis are numbers, else groups of bars; one for each combination of the rest."""
+_Ideal = Callable[["Outcome", float], float]  # height of ideal scaling, of an outcome and its ideal samples a second
+
+
+def _draw(
+    result: SweepResult, heights: Callable[[Configuration], _Heights], ax: Axes | None, ideal: _Ideal | None = None
+) -> Axes:
+    """A line where the values along the axis are numbers, else dots; one for each combination of the rest."""
     ax = axes_or_new(ax)
     along = _along(result)
     numeric = _numeric(result.vary[along])
     values = sorted(result.vary[along]) if numeric else list(result.vary[along])
-    found = {_identity(each.values): heights(each) for each in result.configurations}
+    found = {_identity(each.values): each for each in result.configurations}
     others = [key for key in result.vary if key != along]
     combinations = [dict(zip(others, each, strict=True)) for each in product(*(result.vary[key] for key in others))]
-    draw = _line if numeric else _bars
     for number, combination in enumerate(combinations):
-        there = [found[_identity({**combination, along: value})] for value in values]
-        x = values if numeric else [index + _offset(number, len(combinations)) for index in range(len(values))]
-        draw(ax, x, there, label(combination), number, len(combinations))
-    ax.set_ylim(bottom=0, top=1.1 * max((each[2] for each in found.values() if each is not None), default=1.0))
-    _label_values(ax, values, numeric)
+        own = [found[_identity({**combination, along: value})] for value in values]
+        there = [heights(each) for each in own]
+        if numeric:
+            _line(ax, values, there, label(combination), number, len(combinations))
+        else:
+            x = [index + _offset(number, len(combinations)) for index in range(len(values))]
+            _dots(ax, x, there, label(combination), number)
+        if ideal is not None and numeric and _scales(result):
+            _draw_ideal(ax, values, own, ideal, is_named=number == 0)
+    drawn = [point for each in result.configurations if (point := heights(each)) is not None]
+    ax.set_ylim(*spread_limits([end for each in drawn for end in each]))
+    ax.margins(x=0.09)
+    if len(drawn) <= FEW_NUMBERS and len(combinations) == 1:
+        _add_numbers(ax, is_below=_scales(result) and heights is _samples_per_s)
+    _label_values(ax, values, numeric, LOGARITHMIC if not _scales(result) else 1)
     ax.set_xlabel(along)
-    if len(combinations) > 1:
-        columns = 2 if max(len(label(each)) for each in combinations) <= LONGEST_OF_TWO else 1
+    ax.grid(axis="y", color="#E5E5E5", zorder=0)
+    ax.set_axisbelow(True)
+    if len(combinations) > 1 or _scales(result):
+        names = ax.get_legend_handles_labels()[1]
+        columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
         where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "frameon": False}
-        ax.legend(**where, ncols=columns, fontsize="small" if len(combinations) > 2 * len(COLOURS) else None)
+        ax.legend(**where, ncols=columns, fontsize="small" if len(combinations) > 2 * len(SERIES) else None)
     return ax
 
 
+def _scales(result: SweepResult) -> bool:
+    """Whether more of what varies along the axis are more GPUs."""
+    along = _along(result)
+    if not _numeric(result.vary[along]):
+        return False
+    gpus: dict[Any, set[int]] = {}
+    for each in result.configurations:
+        if each.outcome is not None:
+            gpus.setdefault(each.values[along], set()).add(each.outcome.gpus)
+    most = [max(gpus[value]) for value in sorted(gpus)]
+    return len(most) > 1 and all(a < b for a, b in pairwise(most))
+
+
+def _draw_ideal(ax: Axes, values: Sequence[float], own: Sequence[Configuration], ideal: _Ideal, is_named: bool) -> None:
+    """As if GPUs had as many samples a second each as those of the first configuration that has a rank."""
+    ranked = [(at, each.outcome) for at, each in zip(values, own, strict=True) if each.rank and each.outcome]
+    if len(ranked) < 2:
+        return
+    first = ranked[0][1]
+    each_gpu = first.throughput_samples_per_s / first.gpus
+    heights = [ideal(outcome, each_gpu * outcome.gpus) for _, outcome in ranked]
+    name = f"ideal: as many samples/s a GPU as on {first.gpus}" if is_named else None
+    ax.plot([at for at, _ in ranked], heights, color=INK, linestyle="--", linewidth=1.5, label=name, zorder=1)
+
+
 def _line(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number: int, count: int) -> None:
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
     points = [(at, *each) for at, each in zip(x, there, strict=True) if each is not None]
     if points:
         at, y, low, high = (list(column) for column in zip(*points, strict=True))
-        ax.plot(at, y, color=colour, marker=marker, markersize=9, linewidth=2, label=name)
+        ax.plot(at, y, color=colour, marker=marker, markersize=9, linewidth=2, label=name or "predicted")
         if count <= FEW_BANDS:
             ax.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
         _intervals(ax, points, colour)
-    _cross(ax, x, there, colour, None if points else name, number % len(COLOURS))
+    _cross(ax, x, there, colour, None if points else name, number % len(SERIES))
 
 
-def _bars(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number: int, count: int) -> None:
-    colour = COLOURS[number % len(COLOURS)]
+def _dots(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number: int) -> None:
+    colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
     points = [(at, *each) for at, each in zip(x, there, strict=True) if each is not None]
     if points:
         at, y, *_ = (list(column) for column in zip(*points, strict=True))
-        ax.bar(at, y, 0.8 / count, color=colour, label=name)
-        _intervals(ax, points, "black")
+        ax.plot(at, y, color=colour, marker=marker, markersize=10, linestyle="none", label=name)
+        _intervals(ax, points, colour)
     _cross(ax, x, there, colour, None if points else name)
+
+
+def _add_numbers(ax: Axes, is_below: bool) -> None:
+    """To the right of each dot its value, above or below the line to the next."""
+    style: dict[str, Any] = {
+        "textcoords": "offset points",
+        "fontsize": "small",
+        "bbox": {"color": "white", "alpha": 0.7, "pad": 0.5},
+    }
+    dots = ax.lines[0] if ax.lines and ax.lines[0].get_marker() != "x" else None
+    for x, y in np.asarray(dots.get_xydata()).tolist() if dots else ():
+        ax.annotate(f"{y:.4g}", (x, y), (9, -17 if is_below else 8), **style)
+
+
+def _plain_ticks(ax: Axes) -> None:
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _intervals(ax: Axes, points: list[tuple[float, float, float, float]], colour: str) -> None:
@@ -164,19 +240,20 @@ def _cross(ax: Axes, x: Sequence[float], there: list[_Heights], colour: str, nam
         ax.plot(missing, height, color=colour, transform=ax.get_xaxis_transform(), label=name, **style)
 
 
-def _label_values(ax: Axes, values: list[Any], numeric: bool) -> None:
+def _label_values(ax: Axes, values: list[Any], numeric: bool, logarithmic: float) -> None:
+    """logarithmic: largest value over smallest, from which the axis is."""
     if not numeric:
         ax.set_xticks(range(len(values)), [value_text(value) for value in values])
         return
-    if values[0] > 0 and values[-1] / values[0] >= LOGARITHMIC:
+    if values[0] > 0 and values[-1] / values[0] >= logarithmic:
         ax.set_xscale("log")
     ax.set_xticks(values, [value_text(value) if abs(value) < 1e5 else f"{value:.4g}" for value in values])
     ax.minorticks_off()
 
 
 def _offset(number: int, count: int) -> float:
-    """Of a bar from the middle of its group, which is 0.8 wide."""
-    return (number + 0.5) / count * 0.8 - 0.4
+    """Of a dot from the middle of its group, which is 0.5 wide."""
+    return (number + 0.5) / count * 0.5 - 0.25
 
 
 def _along(result: SweepResult) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.report.canvas import axes_or_new, save_figure
+from perfmodel.report.palette import LINKS
 from perfmodel.report.topology_text import Link, alike, gb_per_s, link_name
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ BETWEEN_MACHINES = 0.4  # more than between GPUs
 HALF_BOX, HALF_HEIGHT = 0.4, 0.17
 # from below
 LEVELS = ("nvswitch", "gpu", "pcie_switch", "upper switch", "host_bridge", "cpu", "node", "nic", "network")
-LINK_COLOURS = {"nvlink": "#228833", "pcie": "#4477AA", "host": "#777777", "smp": "#AA3377", "network": "#DD6611"}
 BOX_COLOURS = {
     "gpu": "#CFE8D5",
     "nvswitch": "#A8D5B3",
@@ -78,7 +78,7 @@ def plot_topology(graph: nx.Graph, ax: Axes | None = None) -> Axes:
     across = max(place.last for place in places.values()) + 1
     size = 13 * min(1.0, MOST_LEAVES / across)
     for a, b in (pair for pair in shown.edges if shown.edges[pair]["source"] == "assumed"):
-        _draw_line(ax, places[a], places[b], color=LINK_COLOURS["host"], linewidth=1.5, linestyle=":")
+        _draw_line(ax, places[a], places[b], color=LINKS["host"], linewidth=1.5, linestyle=":")
     for link, edges in alike(shown).items():
         from_left = sorted(edges, key=lambda pair: min(places[node].x for node in pair))
         for number, (a, b) in enumerate(from_left):
@@ -181,7 +181,7 @@ def _draw_line(ax: Axes, a: Place, b: Place, **style: Any) -> float:
 def _style(link: Link) -> dict[str, Any]:
     dashes = (0, (3, 1.5)) if link.bandwidth_bytes_per_s is None else "-"
     width = min(1.5 + (link.links or 1), 5) if link.kind == "nvlink" else 2.5
-    return {"color": LINK_COLOURS[link.kind], "linewidth": width, "linestyle": dashes}
+    return {"color": LINKS[link.kind], "linewidth": width, "linestyle": dashes}
 
 
 def _draw_link(ax: Axes, link: Link, a: Place, b: Place, size: float, is_first: bool) -> None:
@@ -199,7 +199,7 @@ def _draw_link(ax: Axes, link: Link, a: Place, b: Place, size: float, is_first: 
         ax.plot(x + half * np.cos(angle), a.y - (a.y - y) * np.sin(angle), zorder=1, **_style(link))
     if text:
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        ax.text(x, y, text, size=size, ha="center", va="center", color=LINK_COLOURS[link.kind], bbox=box, zorder=2)
+        ax.text(x, y, text, size=size, ha="center", va="center", color=LINKS[link.kind], bbox=box, zorder=2)
 
 
 def _draw_box(ax: Axes, graph: nx.Graph, name: str, place: Place, size: float) -> None:

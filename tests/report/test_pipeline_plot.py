@@ -12,9 +12,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from perfmodel.report.accuracy import Pair
+from perfmodel.report.palette import OUTSIDE
 from perfmodel.report.pipeline_plot import (
     KINDS,
-    OUTSIDE,
     PALEST,
     plot_measured_pipeline,
     plot_pipeline,

@@ -12,19 +12,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from perfmodel.api import predict
+from perfmodel.report import palette
 from perfmodel.report.accuracy import Card
 from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
-from perfmodel.report.plots import (
-    WAITING_COLOUR,
-    WIRE_COLOUR,
-    plot_breakdown,
-    plot_kinds,
-    plot_memory,
-    plot_roofline,
-    plot_timeline,
-    save_plots,
-)
+from perfmodel.report.memory_plot import plot_memory
+from perfmodel.report.plots import plot_breakdown, plot_kinds, save_plots
+from perfmodel.report.roofline_plot import plot_roofline
+from perfmodel.report.timeline_plot import busy_shares, plot_timeline
 from perfmodel.simulate.memory import simulate_memory
+from perfmodel.units import format_bytes
 from perfmodel.workload.scenario import ParallelismSection
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
@@ -50,8 +46,8 @@ def test_every_function_draws_on_the_axes_it_is_given() -> None:
 
 
 def test_timeline_rows() -> None:
-    assert labels(plot_timeline(prediction())) == ["stream 0", "host", "phases"]
-    assert labels(plot_timeline(prediction("cpu"))) == ["operators", "phases"]
+    assert labels(plot_timeline(prediction())) == ["step", "phases", "host", "compute stream"]
+    assert labels(plot_timeline(prediction("cpu"))) == ["step", "phases", "operators"]
 
 
 def test_streams_beside_the_compute_stream_have_rows_of_their_own() -> None:
@@ -59,7 +55,7 @@ def test_streams_beside_the_compute_stream_have_rows_of_their_own() -> None:
     wires = wired(segments={f"{kind} 4": curve for kind in ("all_reduce", "all_gather", "reduce_scatter")})
     sharded = with_ranks(4).model_copy(update={"parallelism": ParallelismSection(dp=4, strategy="zero3")})
     found = predict(sharded, wires)
-    rows = ["stream 0", "all gather", "reduce scatter", "copies beside", "host", "phases"]
+    rows = ["step", "phases", "host", "compute stream", "all gather", "reduce scatter", "copy streams"]
     assert labels(plot_timeline(found)) == rows
     assert isinstance(plot_memory(found), Axes)
     assert sum(use.count for use in found.kernels) == len(found.timeline.operation) + len(found.timeline.side)
@@ -68,7 +64,45 @@ def test_streams_beside_the_compute_stream_have_rows_of_their_own() -> None:
 def test_timeline_reaches_the_end_of_the_step() -> None:
     ax = plot_timeline(prediction())
     assert ax.get_xlim() == (0, pytest.approx(0.042))
-    assert [text.get_text() for text in ax.texts] == ["forward", "backward", "optimizer"]
+    written = [text.get_text() for text in ax.texts if text.get_text()]
+    assert written == ["one step: 38 us", "forward", "backward", "optimizer"]
+
+
+def test_timeline_marks_the_step_on_the_device() -> None:
+    """The host begins it 4 us before the device, which still runs the step before."""
+    ax = plot_timeline(prediction())
+    assert [line.get_xdata()[0] * 1e3 for line in ax.lines] == pytest.approx([4, 42])
+    assert spans_us(ax, palette.OUTSIDE) == [(0, 4)]
+    assert legend_of(ax)[-1] == "the step before"
+    assert "the step before" not in legend_of(plot_timeline(prediction("cpu")))
+
+
+def legend_of(ax: Axes) -> list[str]:
+    legend = ax.get_legend()
+    return [] if legend is None else [text.get_text() for text in legend.get_texts()]
+
+
+def test_operators_too_short_for_a_column_still_fill_it_in_part() -> None:
+    """Two operators of 1 us in the second of four columns, of 10 us each, and one over the third and fourth."""
+    stretches_s = [(11e-6, 12e-6), (15e-6, 16e-6), (20e-6, 35e-6)]
+    assert busy_shares(stretches_s, np.arange(5) * 10e-6) == pytest.approx([0, 0.2, 1, 0.5])
+    assert busy_shares([], np.arange(3) * 1.0).tolist() == [0, 0]
+
+
+def test_a_kind_has_one_colour_in_every_picture() -> None:
+    shown = prediction()
+    gemm, pointwise, optimizer = (to_rgb(palette.kernel_colour(kind)) for kind in ("gemm", "pointwise", "optimizer"))
+    bars = {
+        label: to_rgb(bar.get_facecolor()[:3])
+        for label, bar in zip(labels(plot_kinds(shown)), plot_kinds(shown).patches, strict=True)
+    }
+    assert bars == {"gemm": gemm, "optimizer": optimizer, "pointwise": pointwise}
+    points = {tuple(points.get_facecolor()[0][:3]) for points in plot_roofline(shown).collections}
+    columns = {tuple(drawn.get_facecolor()[0][:3]) for drawn in plot_timeline(shown).collections}
+    assert points == {gemm, pointwise, optimizer} <= columns
+    phases = {to_rgb(palette.phase_colour(phase)) for phase in ("forward", "backward", "optimizer")}
+    assert phases <= columns
+    assert {to_rgb(bar.get_facecolor()[:3]) for bar in plot_breakdown(shown).patches} == {*phases, to_rgb(palette.HOST)}
 
 
 def test_breakdown_leaves_out_what_is_nothing() -> None:
@@ -83,9 +117,13 @@ def test_kinds_past_the_named_ones_are_one_bar() -> None:
         replace(uses[0], count=1, cost=uses[0].cost._replace(kind=f"kind {number}"), total_s=1e-6 * (20 - number))
         for number in range(10)
     )
+    many = (*many, replace(many[-1], cost=many[-1].cost._replace(kind="last"), total_s=5e-6))
     ax = plot_kinds(prediction(kernels=many))
-    assert labels(ax) == [f"kind {number}" for number in range(7)] + ["other"]
-    assert ax.patches[-1].get_width() == pytest.approx(0.013 + 0.012 + 0.011)
+    assert labels(ax) == [f"kind {number}" for number in range(9)] + ["2 more kinds"]
+    assert ax.patches[-1].get_width() == pytest.approx(0.011 + 0.005)
+    assert ax.get_title() == "device time by kind of kernel, 160 us in all"
+    assert ax.texts[0].get_text() == " 20 us, 12.5 %"  # of the device's time, not of the step
+    assert ax.get_xlabel() == "ms; %: of the device time"
 
 
 def test_roofline_points_and_roof() -> None:
@@ -106,6 +144,40 @@ def test_roofline_without_a_datasheet_has_points_only() -> None:
     assert (len(ax.collections), len(ax.lines)) == (3, 0)
 
 
+def test_roofline_names_its_largest_kernels_and_explains_sizes() -> None:
+    ax = plot_roofline(prediction())
+    numbers = [text.get_text() for text in ax.texts if text.get_text()[:1].isdigit() and "/" not in text.get_text()]
+    assert sorted(numbers) == ["1", "2", "3"]
+    (listed,) = [text.get_text().splitlines()[1:] for text in ax.texts if text.get_text().startswith("largest kernels")]
+    assert listed[0] == "1  mm(float32[8,8], float32[8,8]): 81 % , 10 % of the roof".replace(" ,", ",")
+    assert [line[:1] for line in listed] == ["1", "2", "3"]
+    assert legend_of(ax)[-3:] == [f"{share} % of the device's time" for share in (1, 5, 20)]
+
+
+def test_kernels_that_stand_together_share_a_label() -> None:
+    twice = tuple(replace(use, key=f"{use.key} again") for use in prediction().kernels[:1])
+    ax = plot_roofline(prediction(kernels=(*prediction().kernels[:1], *twice)))
+    assert "1, 2" in [text.get_text() for text in ax.texts]
+
+
+def test_memory_says_its_peak_and_what_the_device_can_reserve() -> None:
+    ax = plot_memory(prediction())
+    outside_bytes = prediction().memory.outside_bytes
+    limit = next(line for line in ax.lines if line.get_color() == palette.CAPACITY)
+    assert list(limit.get_ydata()) == [pytest.approx((64 * MIB - outside_bytes) / 2**30)] * 2
+    said = [text.get_text() for text in ax.texts]
+    assert "peak 8 MiB" in said
+    assert f"this device can reserve {format_bytes(64 * MIB - outside_bytes)}" in said
+
+
+def test_a_limit_far_above_is_said_and_does_not_squeeze_the_picture() -> None:
+    device = profile().device.model_copy(update={"memory_bytes": 6400 * MIB})
+    ax = plot_memory(prediction(profile=profile().model_copy(update={"device": device})))
+    assert all(line.get_color() != palette.CAPACITY for line in ax.lines)
+    assert any(text.get_text().startswith("↑ this device can reserve 6.2") for text in ax.texts)
+    assert ax.get_ylim()[1] < 2 * 20 * MIB / 2**30
+
+
 def test_memory_by_kind() -> None:
     ax = plot_memory(prediction())
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
@@ -114,7 +186,7 @@ def test_memory_by_kind() -> None:
         "activation",
         "reserved",
     ]
-    reserved, peak = ax.lines
+    reserved, _, _, peak = ax.lines
     assert reserved.get_ydata().max() == pytest.approx(20 * MIB / 2**30)
     assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (pytest.approx(0.0105), pytest.approx(8 * MIB / 2**30))
 
@@ -124,13 +196,11 @@ def test_memory_that_does_not_fit_is_drawn_past_the_devices_limit() -> None:
     stopped = prediction(profile=small, memory=simulate_memory(prediction().program, small))
     ax = plot_memory(stopped)
     assert ax.get_title() == "does not fit: needs 20 MiB of 10 MiB, 10 MiB too much"
-    reserved, peak, limit = ax.lines
-    assert limit.get_label() == "most this device can reserve"
-    assert list(limit.get_ydata()) == [10 * MIB / 2**30] * 2
-    whole = plot_memory(prediction()).lines
-    assert [reserved.get_xydata().tolist(), peak.get_xydata().tolist()] == [
-        each.get_xydata().tolist() for each in whole
-    ]
+    reserved, _, limit, peak = ax.lines
+    assert list(limit.get_ydata()) == [(10 * MIB - stopped.memory.outside_bytes) / 2**30] * 2
+    whole, _, _, whole_peak = plot_memory(prediction()).lines
+    assert reserved.get_xydata().tolist() == whole.get_xydata().tolist()
+    assert peak.get_xydata().tolist() == whole_peak.get_xydata().tolist()
 
 
 def test_memory_of_a_cpu_is_refused() -> None:
@@ -159,7 +229,7 @@ def test_predicted_against_measured() -> None:
         for found in CARD.cases
     }
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend == ["±5 %", *CARD.groups, "open: tuning"]
+    assert legend == ["±5 %", "one GPU", "open: tuning"]
     corners = band.get_paths()[0].vertices
     assert (corners[:, 1] / corners[:, 0]).min() == pytest.approx(0.95)
     assert (corners[:, 1] / corners[:, 0]).max() == pytest.approx(1.05)
@@ -195,13 +265,11 @@ def spans_us(ax: Axes, colour: str) -> list[tuple[float, float]]:
 
 def test_what_a_message_waits_is_no_communication() -> None:
     ax = plot_timeline(pipeline())
-    assert labels(ax) == ["stream 0", "messages", "host", "phases"]
-    assert spans_us(ax, WIRE_COLOUR) == [(6, 7), (11, 12)]
-    assert spans_us(ax, WAITING_COLOUR) == [(7, 11)]
-    legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend[-2:] == ["communication", "waiting for another rank"]
-    alone = [text.get_text() for text in plot_timeline(prediction()).get_legend().get_texts()]
-    assert "communication" not in alone
+    assert labels(ax) == ["step", "phases", "host", "compute stream", "messages"]
+    assert spans_us(ax, palette.COMMUNICATION) == [(6, 7), (11, 12)]
+    assert spans_us(ax, palette.WAITING_FOR_RANK) == [(7, 11)]
+    assert legend_of(ax)[1:3] == ["communication", "waiting for another rank"]
+    assert "communication" not in legend_of(plot_timeline(prediction()))
 
 
 def test_phases_of_a_pipeline_end_with_their_operators() -> None:
@@ -217,7 +285,7 @@ def test_pictures_of_a_pipeline_name_their_rank() -> None:
     assert plot_timeline(shown).get_title().startswith("rank 1: step 25 us; ")
     assert plot_roofline(shown).get_title().startswith("rank 1: ")
     assert plot_breakdown(shown).get_title() == "where the step's time goes on rank 1"
-    assert plot_kinds(shown).get_title() == "device time by kind of kernel on rank 1"
+    assert plot_kinds(shown).get_title().startswith("device time by kind of kernel on rank 1, ")
     for draw in (plot_timeline, plot_roofline, plot_breakdown, plot_kinds, plot_memory):
         assert "rank" not in draw(prediction()).get_title()
 

@@ -1,4 +1,4 @@
-"""The pictures of strategies: bars, their values and names."""
+"""The pictures of strategies: dots, their values and names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.colors import to_rgba
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perfmodel.api import predict
@@ -23,25 +23,40 @@ from tests.report.test_strategies_text import GROUP
 (TOGETHER,) = strategy_groups([replace(GROUP[0], split="held-out"), *GROUP[1:]])
 
 
-def test_a_pair_of_bars_for_each_case() -> None:
+def dots(ax: Axes) -> list[tuple[float, float]]:
+    """Value and height of each."""
+    found = [line.get_xydata().tolist() for line in ax.lines]
+    return [(point[0][0], round(point[0][1], 6)) for point in found if point]
+
+
+def test_a_pair_of_dots_for_each_case() -> None:
     ax = Figure().subplots()
     assert plot_strategies(TOGETHER, "step", ax) is ax
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx([100, 100, 200, 204, 201, 203, 300, 300, 400, 400])
-    middles = [bar.get_y() + bar.get_height() / 2 for bar in ax.patches]
-    assert middles == pytest.approx([row + side for row in range(5) for side in (-0.19, 0.19)])
+    values = [100, 100, 200, 204, 201, 203, 300, 300, 400, 400]
+    assert [value for value, _ in dots(ax)] == pytest.approx(values)
+    assert [height for _, height in dots(ax)] == pytest.approx(
+        [row + side for row in range(5) for side in (-0.13, 0.13)]
+    )
     assert [text.get_text().strip() for text in ax.texts[2:4]] == ["200", "204"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["none *", "ddp", "zero1", "zero2", "zero3"]
-    assert (ax.get_xlabel(), ax.get_xlim()) == ("ms", (0, 500))
+    assert (ax.get_xlabel(), ax.get_xlim()) == ("ms", (0, pytest.approx(1.35 * 460)))
     assert ax.yaxis_inverted()
 
 
-def test_what_was_not_measured_has_one_bar_and_what_is_unknown_none() -> None:
+def test_the_axis_begins_where_differences_can_be_seen() -> None:
+    near = [replace(each, measured={"step": 1.0}, predicted={"step": 1.01}) for each in GROUP]
+    low, high = plot_strategies(strategy_groups(near)[0]).get_xlim()
+    assert 900 < low < 1000
+    assert 1010 < high < 1100
+
+
+def test_what_was_not_measured_has_one_dot_and_what_is_unknown_none() -> None:
     alone, ddp, *_ = GROUP
     traced = replace(ddp, measured=ddp.measured | {"exposed": 2e-3}, predicted=ddp.predicted | {"exposed": 3e-3})
     hidden = replace(case("gpt-zero1", "zero1"), predicted={"step": 1.0, "exposed": 0.0})
     (group,) = strategy_groups([alone, traced, hidden])
     ax = plot_strategies(group, "exposed", named=False)
-    assert [bar.get_width() for bar in ax.patches] == pytest.approx([2, 3, 0])
+    assert [value for value, _ in dots(ax)] == pytest.approx([2, 3, 0])
     assert [text.get_text().strip() for text in ax.texts] == ["no communication", "2", "3", "0"]
     assert [label.get_text() for label in ax.get_yticklabels()] == [""] * 3
 
@@ -52,8 +67,8 @@ def test_settings_stand_below_their_strategy_and_colours_are_explained() -> None
     ax = plot_strategies(group)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["none", "ddp", "zero3 *\nwrap root"]
     handles, sides = ax.get_legend_handles_labels()
-    bars = [bar.get_facecolor() for bar in ax.patches[:2]]
-    assert (sides, [to_rgba(each.get_color()) for each in handles]) == (["measured", "predicted"], bars)
+    drawn = [line.get_color() for line in ax.lines[:2]]
+    assert (sides, [each.get_color() for each in handles]) == (["measured", "predicted"], drawn)
 
 
 def test_a_panel_of_zeros_has_an_axis() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perfmodel.report.sweep_plot import plot_sweep_memory, plot_sweep_throughput, plot_sweep_time, save_sweep_plots
@@ -51,7 +52,7 @@ def test_throughput_and_its_interval() -> None:
     assert (heights.min(), heights.max()) == pytest.approx((400 / 1.1, 800 / 0.9))
 
 
-def test_names_are_bars_one_colour_for_each_combination_of_the_rest() -> None:
+def test_names_are_dots_one_colour_for_each_combination_of_the_rest() -> None:
     vary = {"precision": ("fp32", "bf16"), "mode": ("train", "forward")}
     steps_s = {("fp32", "train"): 0.04, ("bf16", "train"): 0.03, ("fp32", "forward"): 0.02, ("bf16", "forward"): 0.01}
     found = tuple(
@@ -59,8 +60,10 @@ def test_names_are_bars_one_colour_for_each_combination_of_the_rest() -> None:
         for (precision, mode), step_s in steps_s.items()
     )
     ax = plot_sweep_time(SweepResult("toy", "gpu", vary, (), found))
-    assert [bar.get_height() for bar in ax.patches] == pytest.approx([40.0, 30.0, 20.0, 10.0])
-    assert [bar.get_x() + bar.get_width() / 2 for bar in ax.patches] == pytest.approx([-0.2, 0.8, 0.2, 1.2])
+    train, forward = (line for line in ax.lines if line.get_label().startswith("mode"))
+    assert [*train.get_ydata(), *forward.get_ydata()] == pytest.approx([40.0, 30.0, 20.0, 10.0])
+    assert [*train.get_xdata(), *forward.get_xdata()] == pytest.approx([-0.125, 0.875, 0.125, 1.125])
+    assert ax.patches[:] == []
     assert [label.get_text() for label in ax.get_xticklabels()] == ["fp32", "bf16"]
     legend = ax.get_legend()
     assert legend is not None
@@ -75,7 +78,8 @@ def test_the_limit_of_memory_is_drawn_where_it_matters() -> None:
     small = replace(
         CAPS, configurations=(Configuration({"bucket": 25}, 1, outcome(0.01, 8, in_use=GIB)),), vary={"bucket": (25,)}
     )
-    assert plot_sweep_memory(small).get_ylim() == (0, pytest.approx(1.1))
+    below, above = plot_sweep_memory(small).get_ylim()
+    assert (below, above) == pytest.approx((0.95, 1.05))
 
 
 def test_files(tmp_path: Path) -> None:
@@ -88,12 +92,53 @@ def test_files(tmp_path: Path) -> None:
     assert [path.name for path in save_sweep_plots(on_cpu, tmp_path / "cpu")] == ["time.png"]
 
 
-def test_bars_without_an_interval_have_no_caps() -> None:
+def test_dots_without_an_interval_have_no_caps() -> None:
     found = tuple(Configuration({"strategy": each}, 1, outcome(0.01, 8)) for each in ("ddp", "zero1"))
     result = SweepResult("toy", "gpu", {"strategy": ("ddp", "zero1")}, (), found)
     memory, time = plot_sweep_memory(result), plot_sweep_time(result)
-    assert [bar.get_height() for bar in memory.patches] == [3.0, 3.0]
-    assert (len(memory.containers), len(time.containers)) == (1, 2)
+    assert memory.lines[0].get_ydata().tolist() == [3.0, 3.0]
+    assert (len(memory.containers), len(time.containers)) == (0, 1)
+
+
+def test_differences_can_be_seen() -> None:
+    """Steps of 100 and 102 ms with their intervals fill more than half of the axis."""
+    found = tuple(
+        Configuration({"bucket": size}, 1, replace(outcome(step_s, 8), interval_s=(step_s - 1e-3, step_s + 1e-3)))
+        for size, step_s in ((1, 0.100), (25, 0.102))
+    )
+    below, above = plot_sweep_time(SweepResult("toy", "gpu", {"bucket": (1, 25)}, (), found)).get_ylim()
+    assert below < 99
+    assert above > 103
+    assert above - below < 2 * (103 - 99)
+
+
+def scaling(samples_per_step: dict[int, int]) -> SweepResult:
+    """Steps of 10, 11 and 12 ms on 1, 2 and 4 GPUs."""
+    steps_s = {1: 0.010, 2: 0.011, 4: 0.012}
+    found = tuple(
+        Configuration({"dp": gpus}, 1, replace(outcome(steps_s[gpus], samples), gpus=gpus))
+        for gpus, samples in samples_per_step.items()
+    )
+    return SweepResult("toy", "gpu", {"dp": tuple(samples_per_step)}, (), found)
+
+
+def ideal_of(ax: Axes) -> list[float]:
+    (line,) = [line for line in ax.lines if str(line.get_label()).startswith("ideal")]
+    return list(line.get_ydata())
+
+
+def test_scaling_is_drawn_on_logarithmic_axes_with_the_ideal_line(tmp_path: Path) -> None:
+    grows, same = scaling({1: 8, 2: 16, 4: 32}), scaling({1: 8, 2: 8, 4: 8})
+    ax = plot_sweep_throughput(grows)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert ideal_of(ax) == pytest.approx([800, 1600, 3200])
+    assert ideal_of(plot_sweep_time(grows)) == pytest.approx([10, 10, 10])
+    assert ideal_of(plot_sweep_time(same)) == pytest.approx([10, 5, 2.5])
+    alone = plot_sweep_throughput(CAPS)
+    assert alone.get_yscale() == "linear"
+    assert not any(str(line.get_label()).startswith("ideal") for line in alone.lines)
+    (time, _), (smaller, _) = save_sweep_plots(same, tmp_path), save_sweep_plots(CAPS, tmp_path / "caps")
+    assert height(time) == 2 * height(smaller)
 
 
 def test_micro_batches_stand_along_the_axis_and_throughput_is_drawn(tmp_path: Path) -> None:
