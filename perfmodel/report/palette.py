@@ -36,7 +36,7 @@ KERNEL_FAMILIES = MappingProxyType(
         "other": OTHER,
     }
 )
-_FAMILY = {
+FAMILY_OF_CLASS = {
     "gemm": "gemm",
     "attention_forward": "attention",
     "attention_backward": "attention",
@@ -49,6 +49,8 @@ _FAMILY = {
     "row_backward": "reduction, normalization",
     "column": "reduction, normalization",
     "reduction": "reduction, normalization",
+    "full_reduction": "reduction, normalization",
+    "scan": "reduction, normalization",
     "batch_norm": "reduction, normalization",
     "pooling": "reduction, normalization",
     "copy": "copy, indexing",
@@ -58,6 +60,10 @@ _FAMILY = {
     "embedding_backward": "copy, indexing",
     "index": "copy, indexing",
     "optimizer": "optimizer",
+    "sort": "other",
+    "fft": "other",
+    "linear_algebra": "other",
+    "other": "other",
 }
 PHASES = MappingProxyType(
     {
@@ -112,7 +118,7 @@ def family_of(kind: str) -> str:
     >>> family_of("attention_backward"), family_of("other")
     ('attention', 'other')
     """
-    return _FAMILY.get(kind, "other")
+    return FAMILY_OF_CLASS.get(kind, "other")
 
 
 def kernel_colour(kind: str) -> str:

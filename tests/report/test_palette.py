@@ -64,4 +64,5 @@ def test_a_colour_that_means_the_same_is_the_same() -> None:
 
 
 def test_every_class_of_kernels_has_a_family() -> None:
-    assert {kind for kind in CLASSES if palette.family_of(kind) == "other"} == {"other"}
+    assert set(palette.FAMILY_OF_CLASS) == set(CLASSES)
+    assert set(palette.FAMILY_OF_CLASS.values()) == set(palette.KERNEL_FAMILIES)
