@@ -1,4 +1,4 @@
-"""How well operators that a profile did not measure are predicted: `python bench/reductions.py PROFILE.json`.
+"""How well operators that a profile did not measure are predicted: `python -m bench.reductions PROFILE.json`.
 
 Run it on the machine of the profile. It times operators whose shapes are in no grid, as kernel keys are timed, and
 holds the profile's curves against them: reductions to few values, losses, and kinds of operators that are only
@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 
@@ -122,5 +121,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     main(sys.argv[1] if len(sys.argv) > 1 else "h200-sxm-x4")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
+from perfmodel.cost.kernels.extrapolation import MARGIN_OCTAVES, extrapolated_spread, octaves_beyond
 from perfmodel.cost.segments import Point, fit_segments, segment_time_s
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
@@ -28,13 +29,15 @@ _KEPT: dict[int, tuple[Mapping[str, TransferRecord], Curves]] = {}
 
 
 class TransferCost(NamedTuple):
-    """time_s: until the copy, or both, ended. spread: relative standard deviation. source: how it is known.
+    """time_s: until the copy, or both, ended. spread: relative standard deviation. source: how it is known;
+    extrapolated where the size is more than twice the largest that was measured (the smallest take what a copy costs to
+    begin).
     bytes_per_s: of one direction.
     """
 
     time_s: float
     spread: float
-    source: Literal["exact", "curve"]
+    source: Literal["exact", "curve", "extrapolated"]
     bytes_per_s: float
 
 
@@ -90,8 +93,12 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
             f"{profile.name}: the profile must have measured {name} transfers (it has {', '.join(curves) or 'none'})."
             " Measure it again with `perfmodel calibrate`."
         )
-    time_s = segment_time_s(curves[name], size_bytes)
-    return TransferCost(time_s, CURVE_SPREAD, "curve", size_bytes / time_s)
+    curve = curves[name]
+    time_s = segment_time_s(curve, size_bytes)
+    octaves = float(octaves_beyond(size_bytes, 1, curve[-1].most_bytes)) - MARGIN_OCTAVES
+    if octaves <= 0:
+        return TransferCost(time_s, CURVE_SPREAD, "curve", size_bytes / time_s)
+    return TransferCost(time_s, extrapolated_spread(CURVE_SPREAD, octaves), "extrapolated", size_bytes / time_s)
 
 
 def has_transfers(direction: str, memory: str | None, profile: Profile) -> bool:

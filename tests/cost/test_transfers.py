@@ -38,11 +38,18 @@ def test_a_measured_size_is_exact() -> None:
     assert found == (time_s(MIB), 0.01, "exact", MIB / time_s(MIB))
 
 
-@pytest.mark.parametrize("size", [1, 3 * MIB, 2**33])
+@pytest.mark.parametrize("size", [1, 3 * MIB, 2**29])
 def test_other_sizes_are_read_off_the_curve(size: int) -> None:
     found = transfer_cost("h2d", "pinned", size, TOY)
     assert found.time_s == pytest.approx(time_s(size), rel=1e-6)
     assert (found.spread, found.source) == (CURVE_SPREAD, "curve")
+
+
+def test_sizes_far_above_all_measured_are_extrapolated_and_less_sure() -> None:
+    beyond, far = (transfer_cost("h2d", "pinned", size, TOY) for size in (2**30, 2**33))
+    assert far.time_s == pytest.approx(time_s(2**33), rel=1e-6)
+    assert (beyond.source, far.source) == ("extrapolated", "extrapolated")
+    assert CURVE_SPREAD < beyond.spread < far.spread
 
 
 @pytest.mark.parametrize("memory", [None, "pinned"])

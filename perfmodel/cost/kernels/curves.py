@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from perfmodel.cost.kernels.cost import CurveSource
 from perfmodel.cost.kernels.estimates import Estimate, estimate_of
+from perfmodel.cost.kernels.extrapolation import MARGIN_OCTAVES, extrapolated_spread, octaves_beyond
 from perfmodel.cost.kernels.features import FORMS, Features, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, form_time_s
 from perfmodel.cost.kernels.kriging import Correction, from_parameters, places_of
@@ -20,8 +20,6 @@ NORMAL_P90 = 1.645  # 90 % of a normal distribution lie within so many standard 
 LEAST_SPREAD = 0.01
 # Where a class has no curve of its own: that of kernels of the same template, whose numbers it has too.
 STAND_INS = {"full_reduction": "column"}
-MARGIN_OCTAVES = 1.0  # a factor of two beyond the shapes of the fit still counts as among them
-OCTAVE_SPREAD = 0.1  # added for each octave beyond that
 
 
 class CurveTime(NamedTuple):
@@ -74,9 +72,7 @@ def predict_times_s(
 
 
 def _curve_time(record: CurveRecord, time_s: float, octaves: float, estimate: Estimate | None) -> CurveTime:
-    spread = curve_spread(record)
-    if octaves > 0:
-        spread = math.hypot(spread, OCTAVE_SPREAD * octaves)
+    spread = extrapolated_spread(curve_spread(record), octaves)
     if estimate is not None:
         return CurveTime(time_s * estimate.times, max(spread, estimate.spread), "estimated")
     return CurveTime(time_s, spread, "extrapolated" if octaves > 0 else "curve")
@@ -86,12 +82,11 @@ def octaves_outside(record: CurveRecord, calls: Calls) -> Array:
     """By how many factors of two each call lies outside the shapes of the fit, all coordinates together, less the
     margin that still counts as inside; 0 where the curve's range is not known.
     """
-    outside = np.zeros(len(calls))
-    for name, (least, most) in record.ranges.items():
-        place = np.log2(np.maximum(calls.numbers[name], 1.0))
-        low, high = math.log2(max(least, 1.0)), math.log2(max(most, 1.0))
-        outside = np.hypot(outside, np.maximum(np.maximum(low - place, place - high), 0.0))
-    return np.maximum(outside - MARGIN_OCTAVES, 0.0)
+    outside = [
+        octaves_beyond(np.maximum(calls.numbers[name], 1.0), max(least, 1.0), max(most, 1.0))
+        for name, (least, most) in record.ranges.items()
+    ]
+    return np.maximum(np.sqrt(sum((each**2 for each in outside), np.zeros(len(calls)))) - MARGIN_OCTAVES, 0.0)
 
 
 def curve_time_s(record: CurveRecord, calls: Calls, correction: Correction | None = None) -> Array:
