@@ -41,6 +41,11 @@ ALIGNMENT_BYTES = 16
 ATTENTION_TILES = {"efficient": 64}  # queries a block takes; 128 with the others
 VECTOR, LEAST_VECTORISED = 4, 128  # elements that a reduction's thread loads at once, and of how many at least
 BLOCKS_PER_MULTIPROCESSOR = THREADS_PER_MULTIPROCESSOR // REDUCTION_THREADS
+_ALIKE = {
+    "mean": "sum", "nansum": "sum", "prod": "sum", "amax": "max", "amin": "max", "min": "max", "aminmax": "argmax",
+    "any": "max", "all": "max", "argmin": "argmax", "std": "var", "var_mean": "var", "std_mean": "var",
+    "norm": "linalg_vector_norm",
+}  # fmt: skip
 LEAST_CHANNELS = 8  # below it channels are padded
 
 
@@ -225,8 +230,16 @@ def _full_reduction(operation: Operation, where: Where) -> Told:
     numbers = {
         "rows": float(results), "length": float(length), "values": split.values * turns, "groups": float(split.groups),
     }  # fmt: skip
-    path = f"{'rows' if along else 'columns'} {_item_bytes(operation)}"
-    return "full_reduction", "full_reduction", numbers, {"path": path}
+    labels = {"path": f"{'rows' if along else 'columns'} {_item_bytes(operation)}", "operator": _combining(operation)}
+    return "full_reduction", "full_reduction", numbers, labels
+
+
+def _combining(operation: Operation) -> str:
+    """What a reduction does with two values, by one operator of those that do the same."""
+    name, keeps_index = operation.base_name, operation.name.endswith(".dim")
+    if name in ("max", "min") and keeps_index:
+        return "argmax"
+    return _ALIKE.get(name, name)
 
 
 def _scatter(operation: Operation, _: Where) -> Told:

@@ -4,7 +4,7 @@ from calibrate import calls
 from calibrate.calls import tensor
 from perfmodel.cost.kernels.features import FORMS, features_of, memory_path
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Operation
+from perfmodel.workload.ops import Operation, TensorSpec
 from tests.cost.kernels.recorded import STEPS, recorded_operations
 
 H200 = Device(kind="cuda", name="H200", memory_bytes=141 << 30, multiprocessors=132, l2_bytes=60 << 20)
@@ -93,3 +93,30 @@ def test_what_touches_nothing_has_no_curve():
     arange = Operation("aten.arange.default", (128,), (), (tensor("int64", 128),))
     assert features_of(arange, H200, False).curve == "fill"
     assert features_of(Operation("aten.arange.default", (128,)), H200, False) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "expected"),
+    [
+        ("mean.default", (), "sum"),
+        ("amin.default", ((0, 1),), "max"),
+        ("max.default", (), "max"),
+        ("max.dim", (1,), "argmax"),
+        ("std.correction", ((0, 1),), "var"),
+        ("norm.Scalar", (), "linalg_vector_norm"),
+    ],
+)
+def test_reductions_that_do_the_same_are_one_kind(name, inputs, expected):
+    x = TensorSpec.parse("float32[4,8192]")
+    features = features_of(Operation(f"aten.{name}", (x, *inputs)), H200, False)
+    assert (features.curve, features.labels["operator"]) == ("full_reduction", expected)
+
+
+def test_features_of_a_full_reduction():
+    """One row, by all blocks that are resident; and four rows, each by a quarter of them."""
+    x = TensorSpec.parse("float32[4,4194304]")
+    whole, rows = (features_of(Operation("aten.sum.dim_IntList", (x, dims)), H200, False) for dims in ((0, 1), (1,)))
+    assert [whole.numbers[name] for name in ("rows", "length", "values", "groups")] == [1, 2**24, 63, 528]
+    assert [rows.numbers[name] for name in ("rows", "length", "values", "groups")] == [4, 2**22, 63, 132]
+    assert whole.labels["path"] == "rows 4"
+    assert features_of(Operation("aten.sum.dim_IntList", (x, (0, 1))), H200, False).form == "full_reduction"
