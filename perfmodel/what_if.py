@@ -8,7 +8,7 @@ memory changes nothing for a step that waits for its host.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
@@ -40,7 +40,7 @@ def idle_settings(
     doubted : collection of str, optional
         Keys to look at; all that were set if left out.
     """
-    answer, ignored, own = _figures(prediction), [], []
+    answer, ignored, own = figures(prediction), [], []
     for key, profile in settings_left_out(prediction.profile, doubted):
         if _says_the_same(profile, prediction.profile):
             own.append(key)
@@ -49,7 +49,7 @@ def idle_settings(
             without = predict_on(profile)
         except PerfModelError:  # the answer needs the setting
             continue
-        if _figures(without) == answer:
+        if figures(without) == answer:
             ignored.append(key)
     return Idle(tuple(ignored), tuple(own))
 
@@ -65,10 +65,17 @@ def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[
 
 
 def _says_the_same(profile: Profile, other: Profile) -> bool:
-    return all(getattr(profile, name) == getattr(other, name) for name in Profile.model_fields if name != "provenance")
+    names = [name for name in Profile.model_fields if name != "provenance"]
+    return _without_settings(profile) == _without_settings(other) and all(
+        getattr(profile, name) == getattr(other, name) for name in names
+    )
 
 
-def _figures(prediction: Prediction) -> tuple[object, ...]:
+def _without_settings(profile: Profile) -> dict[str, Any]:
+    return {key: value for key, value in profile.provenance.items() if key != "set"}
+
+
+def figures(prediction: Prediction) -> tuple[object, ...]:
     """What an answer consists of. Capacity is part of one about memory, even where everything fits in either."""
     memories = [
         (each.needed_bytes, each.peak_reserved_bytes, each.retries, str(each.out_of_memory))

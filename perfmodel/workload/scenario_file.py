@@ -18,6 +18,7 @@ from perfmodel.errors import PerfModelError, naming
 from perfmodel.files import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
+from perfmodel.hardware.settings import refuse_settings
 from perfmodel.reading import read_bytes, refuse_not_finite
 from perfmodel.schema import sentence_of, shortened, validated
 from perfmodel.units import MIB
@@ -204,6 +205,7 @@ def _changed(profile: Profile, changes: Mapping[str, Any]) -> Profile:
         asked = Profile.model_validate(data)
     except ValidationError as error:
         raise PerfModelError(f"--set hardware.{sentence_of(error, Profile, data, 'profile')}") from error
+    refuse_settings(profile, asked)
     return rescaled(profile, asked)
 
 
