@@ -122,6 +122,7 @@ SETTINGS: dict[str, Setting] = {
     "curves.*.standard_errors.*": _RECORD,
     "curves.*.points": _RECORD,
     "curves.*.leave_one_out.*": Setting("used", "p90: the interval"),
+    "curves.*.ranges.*": Setting("used", "which calls the curve was not fitted on, and so the interval"),
     "memory.context_bytes": Setting("used", "device memory"),
     "memory.cublas_workspace_bytes": Setting("used", "device memory"),
     "memory.cublaslt_workspace_bytes": Setting("used", "device memory"),

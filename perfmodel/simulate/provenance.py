@@ -18,7 +18,7 @@ from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.units import format_bytes, format_seconds, format_share
+from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
 from perfmodel.workload.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -63,24 +63,22 @@ def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Itera
     """As :func:`assumptions`, where times are scaled to another datasheet than they were measured with."""
     share, measured = scaled_share(kernels), profile.as_measured
     if share > 0 and measured is not None:
-        changes = " and ".join(_datasheet_changes(measured, profile))
-        yield (
-            f"kernels that come as near to their rooflines as they were measured to, on a device with {changes} "
-            f"({format_share(share)} of the device time is scaled)"
-        )
+        changes, share_text = ", ".join(_datasheet_changes(measured, profile)), format_share(share)
+        yield f"kernels as near to their rooflines as measured, with {changes} (scales {share_text} of their time)"
 
 
 def _datasheet_changes(measured: Profile, asked: Profile) -> Iterator[str]:
     """What kernels' times are scaled by, in words."""
     was, is_now = measured.device, asked.device
-    if was.peak_memory_bytes_per_s != is_now.peak_memory_bytes_per_s:
-        yield f"peak_memory_bytes_per_s {is_now.peak_memory_bytes_per_s:g} for {was.peak_memory_bytes_per_s:g}"
+    before, after = was.peak_memory_bytes_per_s, is_now.peak_memory_bytes_per_s
+    if before is not None and after is not None and before != after:
+        yield f"memory at {format_bytes_per_s(after)} instead of {format_bytes_per_s(before)}"
     for kind, peak in is_now.peak_flops_per_s.items():
-        if peak != was.peak_flops_per_s.get(kind):
-            yield f"peak_flops_per_s.{kind} {peak:g} for {was.peak_flops_per_s[kind]:g}"
+        if peak != was.peak_flops_per_s[kind]:
+            yield f"{kind} at {format_flops_per_s(peak)} instead of {format_flops_per_s(was.peak_flops_per_s[kind])}"
     was_bytes, is_bytes = measured.cache_capacity_bytes, asked.cache_capacity_bytes
     if was_bytes != is_bytes:
-        yield f"a cache that holds {format_bytes(is_bytes)} for {format_bytes(was_bytes)}"
+        yield f"a cache that holds {format_bytes(is_bytes)} instead of {format_bytes(was_bytes)}"
 
 
 def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from perfmodel.cost.groups import Route
 from perfmodel.cost.kernels.cost import KernelCost, Source
 from perfmodel.cost.kernels.estimates import spread_of_factor
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
-from perfmodel.hardware.profile import Cache, Launch
+from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.provenance import (
@@ -22,9 +22,12 @@ from perfmodel.simulate.provenance import (
     kernel_shares,
     kernel_warnings,
     message_assumptions,
+    scaled_share,
+    scaling_assumptions,
     unsteady_warnings,
 )
 from perfmodel.simulate.timeline import Communication
+from perfmodel.workload.scenario_file import with_assignments
 from tests.report.synthetic import prediction, profile, timeline
 
 EXACT = CollectiveCost(1.0, 0.0, "exact", 0.0, 0.0)
@@ -33,6 +36,21 @@ SIZE = Collective("all_reduce", "float32", 4, 4)
 CALLS = {"all_reduce": CallRecord(time_s=1e-6)}
 COUPLINGS = {"gemm_fp32": Coupling(compute_factor=1.1, communication_factor=1.1, tail_share=0.5)}
 BYTES = {"4": 1}
+
+
+def test_scaling_names_what_differs_in_the_datasheet() -> None:
+    known = load_profile(find_profile("h200-sxm-x4"))
+    changes = ["device.peak_flops_per_s.bf16=2e15", "device.l2_bytes=125829120", "device.peak_memory_bytes_per_s=8e12"]
+    asked = with_assignments(known, [f"hardware.{change}" for change in changes])
+    use = prediction().kernels[0]
+    scaled = replace(use, cost=use.cost._replace(unscaled_s=2.0, unscaled_cold_s=2.0), total_s=1.0)
+    kernels = [scaled, replace(use, total_s=3.0)]
+    assert scaled_share(kernels) == 0.25
+    (text,) = scaling_assumptions(kernels, asked)
+    for part in ("8 TB/s instead of 4.8 TB/s", "2000 TFLOP/s instead of 989.5 TFLOP/s", "59.6 MiB instead of", "25 %"):
+        assert part in text
+    assert list(scaling_assumptions([use], asked)) == []
+    assert list(scaling_assumptions(kernels, known)) == []
 
 
 def program(*collectives: Collective) -> Program:
