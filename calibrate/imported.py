@@ -29,8 +29,8 @@ def import_measurements(output: Path, file: Path, interconnect: str | None = Non
     Raises
     ------
     PerfModelError
-        If either file cannot be read, collectives have no name to go under, or a calibration is writing the profile,
-        which then stays as it is.
+        If either file cannot be read, collectives have no name to go under or are of another number of nodes than those
+        under that name, or a calibration is writing the profile, which then stays as it is.
     """
     load_profile(output)  # a lock is only for what is a profile
     with locked(output):
@@ -50,17 +50,23 @@ def _with_collectives(profile: Profile, file: Path, name: str | None, output: Pa
             "--interconnect, for example nvlink."
         )
     found = import_nccl_tests(file)
-    before = profile.interconnects.get(name) or Interconnect(backend="nccl")
-    records = before.collectives | found
+    before = profile.interconnects.get(name) or Interconnect(backend="nccl", nodes=found.nodes)
+    if before.collectives and before.nodes != found.nodes:
+        raise PerfModelError(
+            f"{file}: collectives of interconnect {name} must be of ranks on {_counted(before.nodes)} (got "
+            f"{_counted(found.nodes)}). Import them under another --interconnect."
+        )
+    records = before.collectives | found.collectives
     imported = [*before.provenance.get("imported", []), file.name]
     made = before.model_copy(
         update={
+            "nodes": found.nodes,
             "collectives": records,
             "segments": fit_curves(records),
             "provenance": before.provenance | {"imported": imported},
         }
     )
-    ranks = max(int(key.split()[1]) for key in found)
+    ranks = max(int(key.split()[1]) for key in found.collectives)
     return profile.model_copy(
         update={
             "interconnects": profile.interconnects | {name: made},
@@ -68,3 +74,7 @@ def _with_collectives(profile: Profile, file: Path, name: str | None, output: Pa
             "gpus": max(profile.gpus, ranks),
         }
     )
+
+
+def _counted(nodes: int) -> str:
+    return f"{nodes} node" if nodes == 1 else f"{nodes} nodes"

@@ -19,7 +19,7 @@ AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 REMEDY = "Save what `nvidia-smi topo -m` prints, whole."
 
 _ESCAPE = re.compile(r"\x1b?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]")  # copied text may have lost the escape character
-_NVLINK = re.compile(r"NV([1-9]\d*)")
+_NVLINK = re.compile(r"NV([1-9]\d{0,3})")
 _GPU = re.compile(r"GPU\d+")
 
 
@@ -81,18 +81,18 @@ def parse_matrix(text: str, where: str = "nvidia-smi topo -m") -> Matrix:
     start = next((number for number, line in enumerate(lines) if _GPU.match(line.lstrip())), None)
     if start is None:
         raise PerfModelError(f"{where}: must have a header that names GPU0 and the other devices (got none). {REMEDY}")
-    head, *titles = re.split(r"\s+(?=CPU Affinity)", lines[start].strip(), maxsplit=1)
+    head, title, titles = lines[start].partition(AFFINITIES[0])
     devices = tuple(head.split())
     if len(set(devices)) < len(devices):
-        raise PerfModelError(f"{where}: the header must name each device once (got {' '.join(devices)}). {REMEDY}")
-    columns = [name for name in AFFINITIES if titles and name in re.sub(r"\s+", " ", titles[0])]
+        raise PerfModelError(f"{where}: the header must name each device once (got {' '.join(devices):.80}). {REMEDY}")
+    columns = [name for name in AFFINITIES if name in " ".join((title + titles).split())]
     rows, affinities = {}, {}
     for number, device in enumerate(devices):
         line = lines[start + 1 + number] if start + 1 + number < len(lines) else ""
         name, *cells = line.split() or [""]
         if name != device:
             raise PerfModelError(
-                f"{where}: row {number + 1} must be that of {device}, as in the header (got {name!r}). {REMEDY}"
+                f"{where}: row {number + 1} must be that of {device:.40}, as in the header (got {name!r:.60}). {REMEDY}"
             )
         rows[device], affinities[device] = _split_row(cells, device, devices, columns, where)
     _check(rows, where)
@@ -121,14 +121,14 @@ def _split_row(
         if code != SELF and code not in PCIE_CODES and nvlinks(code) is None:
             raise PerfModelError(
                 f"{where}: row {row}, column {column} must be X, NV and a number, or one of {', '.join(PCIE_CODES)}"
-                f" (got {code!r}). {REMEDY}"
+                f" (got {code!r:.60}). {REMEDY}"
             )
     known: dict[str, str | None] = {}
     if not blank:
         known = {title: None if cell == "N/A" else cell for title, cell in zip(columns, rest, strict=True)}
     affinity = known.get("CPU Affinity")
-    if affinity is not None and not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", affinity):
-        raise PerfModelError(f"{where}: row {row}: CPU Affinity must be like 0-15,32 (got {affinity!r}). {REMEDY}")
+    if affinity is not None and not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", affinity):
+        raise PerfModelError(f"{where}: row {row}: CPU Affinity must be like 0-15,32 (got {affinity!r:.60}). {REMEDY}")
     return dict(zip(devices, cells, strict=False)), known
 
 
@@ -138,7 +138,7 @@ def _check(rows: dict[str, dict[str, str]], where: str) -> None:
         for column, code in cells.items():
             if (code == SELF) != (row == column):
                 rule = "must be X" if row == column else "must not be X"
-                raise PerfModelError(f"{where}: row {row}, column {column} {rule} (got {code!r}). {REMEDY}")
+                raise PerfModelError(f"{where}: row {row}, column {column} {rule} (got {code!r:.60}). {REMEDY}")
             if code != rows[column][row]:
                 raise PerfModelError(
                     f"{where}: row {row}, column {column} must agree with row {column}, column {row}"

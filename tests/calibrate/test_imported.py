@@ -29,7 +29,7 @@ def output(tmp_path: Path) -> Path:
 
 def test_collectives_go_under_their_interconnect_with_curves(output: Path) -> None:
     import_measurements(output, NCCL, "nvlink")
-    found, records = load_profile(output), import_nccl_tests(NCCL)
+    found, records = load_profile(output), import_nccl_tests(NCCL).collectives
     wires = found.interconnects["nvlink"]
     assert (wires.collectives, wires.segments) == (records, fit_curves(records))
     assert wires.provenance == {"imported": ["nccl-tests.txt"]}
@@ -45,7 +45,7 @@ def test_what_was_measured_otherwise_stays(output: Path) -> None:
     save_profile(EMPTY.model_copy(update={"interconnects": {"mine": before}, "interconnect": "mine"}), output)
     import_measurements(output, NCCL)
     wires = load_profile(output).interconnects["mine"]
-    assert wires.collectives == own | import_nccl_tests(NCCL)
+    assert wires.collectives == own | import_nccl_tests(NCCL).collectives
     assert wires.provenance == {"gpus": 2, "imported": ["nccl-tests.txt"]}
 
 
@@ -62,4 +62,30 @@ def test_collectives_need_a_name(output: Path) -> None:
         import_measurements(output, NCCL)
     with pytest.raises(PerfModelError, match="nothing-here"):
         import_measurements(output, output.with_name("nothing-here"), "nvlink")
+    assert output.read_bytes() == before
+
+
+def test_nodes_are_those_of_the_header(output: Path, tmp_path: Path) -> None:
+    """64 ranks on eight hosts once counted as one node."""
+    ranks = "".join(
+        f"#  Rank {rank:2} Group  0 Pid {1000 + rank} on  node{rank // 8} device {rank % 8:2} [0x05] GPU\n"
+        for rank in range(64)
+    )
+    text = f"""# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 8(factor) warmup iters: 5 iters: 20
+{ranks}#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1   120.00    8.74   17.20      0   120.00    8.74   17.20      0
+  1073741824     268435456     float     sum      -1  6000.00  178.96  352.32      0  6000.00  178.96  352.32      0
+"""
+    file = tmp_path / "nt64.txt"
+    file.write_text(text)
+    import_measurements(output, file, "infiniband")
+    found = load_profile(output)
+    assert (found.interconnects["infiniband"].nodes, found.gpus) == (8, 64)
+    before = output.read_bytes()
+    with pytest.raises(
+        PerfModelError, match=r"nccl-tests.txt: collectives of interconnect infiniband .* 8 nodes \(got 1"
+    ):
+        import_measurements(output, NCCL, "infiniband")
     assert output.read_bytes() == before

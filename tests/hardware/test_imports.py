@@ -27,12 +27,16 @@ def written(folder: Path, content: str | dict[str, Any], name: str = "output") -
     return path
 
 
+def imported(path: Path) -> dict[str, CollectiveRecord]:
+    return import_nccl_tests(path).collectives
+
+
 def plain(records: dict[str, CollectiveRecord]) -> dict[str, Any]:
     return {key: record.time_s and round(record.time_s / US, 6) for key, record in records.items()}
 
 
 def test_printed_tables_of_two_programs() -> None:
-    found = import_nccl_tests(DATA / "nccl-tests.txt")
+    found = imported(DATA / "nccl-tests.txt")
     assert plain(found) == {
         "all_reduce 4 float32 1024": 10.0,
         "all_reduce 4 float32 262144": 12.5,
@@ -47,7 +51,7 @@ def test_printed_tables_of_two_programs() -> None:
 
 
 def test_json_of_one_process_that_lists_only_its_first_rank() -> None:
-    found = import_nccl_tests(DATA / "nccl-tests.json")
+    found = imported(DATA / "nccl-tests.json")
     assert plain(found) == {"all_gather 4 float16 1048576": 12.0, "all_gather 4 float16 67108864": 160.0}
     assert [record.spread for record in found.values()] == [0.0, 0.02]
 
@@ -57,23 +61,21 @@ def test_json_of_one_process_that_lists_only_its_first_rank() -> None:
 )
 def test_ranks_of_processes(tmp_path: Path, a_process: int, listed: list[int], ranks: int) -> None:
     config = JSON["config"] | {"ngpus": a_process, "devices": [{"rank": rank, "group": 0} for rank in listed]}
-    found = import_nccl_tests(written(tmp_path, JSON | {"config": config}))
+    found = imported(written(tmp_path, JSON | {"config": config}))
     assert {key.split()[1] for key in found} == {str(ranks)}
 
 
 def test_groups_that_ran_side_by_side_are_counted_apart(tmp_path: Path) -> None:
     lines = "".join(f"#  Rank {rank} Group {rank % 2} Pid 1 on node0 device {rank} [0] GPU\n" for rank in range(4, 8))
     split = TEXT.split("# nccl-tests version")[1].replace("Rank  0 Group  0", "Rank  0 Group  1")
-    found = import_nccl_tests(written(tmp_path, split.replace("#\n#   ", lines + "#\n#   ", 1)))
+    found = imported(written(tmp_path, split.replace("#\n#   ", lines + "#\n#   ", 1)))
     assert {key.split()[1] for key in found} == {"4"}
 
 
 def test_the_name_may_be_in_the_command_or_the_file(tmp_path: Path) -> None:
     bare = "\n".join(line for line in TEXT.split("# Collective test concluded")[0].splitlines() if "_perf" not in line)
-    assert "all_reduce 4 float32 1024" in import_nccl_tests(written(tmp_path, bare, "all_reduce_perf.log"))
-    assert "all_reduce 4 float32 1024" in import_nccl_tests(
-        written(tmp_path, f"$ ./build/all_reduce_perf -g 4\n{bare}")
-    )
+    assert "all_reduce 4 float32 1024" in imported(written(tmp_path, bare, "all_reduce_perf.log"))
+    assert "all_reduce 4 float32 1024" in imported(written(tmp_path, f"$ ./build/all_reduce_perf -g 4\n{bare}"))
     with pytest.raises(PerfModelError, match=r"the test must be one of all_reduce_perf, .* \(got ''\)"):
         import_nccl_tests(written(tmp_path, bare))
 
@@ -85,13 +87,13 @@ def test_columns_may_be_more_or_fewer(tmp_path: Path) -> None:
         is_row = line.strip()[:1].isdigit()
         names = line.startswith("#       size")
         lines.append(line + (" 2026-01-01 00:00:00" if is_row else " timestamp" if names else ""))
-    assert plain(import_nccl_tests(written(tmp_path, "\n".join(lines))))["all_reduce 4 float32 1024"] == 10.0
+    assert plain(imported(written(tmp_path, "\n".join(lines))))["all_reduce 4 float32 1024"] == 10.0
     blank = TEXT.replace("    none      -1", "")
-    assert plain(import_nccl_tests(written(tmp_path, blank)))["all_to_all 4 float32 1048576"] == 26.0
+    assert plain(imported(written(tmp_path, blank)))["all_to_all 4 float32 1048576"] == 26.0
 
 
 def test_what_is_imported_is_fitted() -> None:
-    curves = fit_curves(import_nccl_tests(DATA / "nccl-tests.txt"))
+    curves = fit_curves(imported(DATA / "nccl-tests.txt"))
     assert {name: [each.points for each in segments] for name, segments in curves.items()} == {
         "all_reduce 4": [3],
         "all_to_all 4": [1],
@@ -119,7 +121,26 @@ def test_what_is_imported_is_fitted() -> None:
         ),
         (TEXT.replace("  10.00 ", "     -- "), "line 14: a row of the table must have numbers under size count type"),
         (TEXT.replace("time", "cputime"), "Run nccl-tests without -C"),
+        (TEXT.replace("(us)", "(days)"), r"line 13: units must be B, one of ns, us, ms, s, and GB/s \(got B, days"),
+        (TEXT.replace("(B)", "(KB)"), "line 13: units must be B"),
+        (TEXT.replace("(us)", "(ms)"), r"algbw must be its size over its time, 0.0001024 GB/s at 10000 us \(got 0.1\)"),
+        (TEXT.replace(" 12.50 ", " 12500 "), "line 15: .*algbw must be its size over its time, 0.02097 GB/s"),
+        (TEXT.replace(" 209.72 ", "    nan "), "line 16: .*algbw must be its size over its time"),
+        (TEXT.replace(" 314.57 ", "    nan "), "line 16: .*busbw must be 1.5 times algbw"),
+        (
+            TEXT.replace("        1024  ", f"  {10**40} "),
+            r"of 1e\+40 bytes: its size must be at most 1152921504606846976",
+        ),
+        (TEXT.replace("        1024  ", f"  {'9' * 5000} "), "its size must be at most"),
+        (TEXT.replace("  320.00  209.72  314.57       0", "  320.00  209.72  314.57      -1"), "wrong values must be"),
+        (TEXT.replace("node0 device  3", "node1 device  3", 1), r"on one number of nodes \(got 1 and 2\)"),
         ("{", "must be whole JSON"),
+        ("[" * 100_000, "must hold results out of place"),
+        ('{"a":' * 100_000, "more than 200 levels"),
+        (JSON | {"config": JSON["config"] | {"nthreads": "x" * 100, "ngpus": 10**9}}, "must have config, devices"),
+        (JSON | {"config": JSON["config"] | {"ngpus": 0}}, "must have config, devices"),
+        (JSON | {"results": [JSON["results"][0] | {"size": 10**40}]}, "its size must be at most"),
+        (JSON | {"results": [JSON["results"][0] | {"actual_iterations": -1}]}, "samples must be greater than or equal"),
         ("{}", "must have config, devices and results"),
         (JSON | {"results": []}, "must hold results out of place"),
         (JSON | {"results": [JSON["results"][0] | {"out_of_place": {"cpu_time": 1.0}}]}, "without -C"),
@@ -137,6 +158,35 @@ def test_bad_output_of_nccl_tests_is_one_sentence(tmp_path: Path, content: Any, 
     with pytest.raises(PerfModelError, match=sentence) as error:
         import_nccl_tests(path)
     assert str(error.value).startswith(f"{path}: ")
+
+
+def test_hosts_of_ranks_are_nodes(tmp_path: Path) -> None:
+    assert import_nccl_tests(DATA / "nccl-tests.txt").nodes == 1
+    two = TEXT.replace("node0 device  2", "node1 device  2").replace("node0 device  3", "node1 device  3")
+    assert import_nccl_tests(written(tmp_path, two)).nodes == 2
+    each_alone = "".join(
+        f"#  Rank {rank} Group {rank // 4} Pid 1 on node{rank // 4} device {rank % 4} [0] GPU\n" for rank in range(4, 8)
+    )
+    split = TEXT.split("# nccl-tests version")[1].replace("#\n#   ", each_alone + "#\n#   ", 1)
+    assert import_nccl_tests(written(tmp_path, split)).nodes == 1
+    devices = [{"rank": rank, "group": 0, "hostname": f"node{rank // 2}"} for rank in range(4)]
+    config = JSON["config"] | {"devices": devices}
+    assert import_nccl_tests(written(tmp_path, JSON | {"config": config})).nodes == 2
+
+
+def test_times_in_another_unit(tmp_path: Path) -> None:
+    in_ms = TEXT.split("# Collective test concluded")[0].replace("(us)", "(ms)")
+    for time in ("   10.00", "   12.50", "  320.00"):
+        in_ms = in_ms.replace(f"{time}  ", f"{float(time) / 1000:8.6f}  ", 1)
+    assert plain(imported(written(tmp_path, in_ms)))["all_reduce 4 float32 67108864"] == 320.0
+
+
+@pytest.mark.parametrize("character", ["a", "_", "a ", "_perf", "1", "#", "# Rank 1 ", " ", "(B", " on ", "((a) "])
+@pytest.mark.parametrize("beginning", ["", "#", "# Rank 1", "# (B) (elements) (us) ", "# nThread warmup iters: 1"])
+def test_a_long_line_is_read_once(tmp_path: Path, beginning: str, character: str) -> None:
+    """400 kB without end took 80 s when each letter began another search to the end of the line."""
+    line = beginning + character * (400_000 // len(character))
+    assert plain(imported(written(tmp_path, f"{TEXT}{line}\n")))["all_reduce 4 float32 1024"] == 10.0
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
@@ -190,8 +240,8 @@ def test_what_failed_is_recorded_and_what_was_waived_is_not(tmp_path: Path) -> N
         (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["-5"]]}), "bandwidths from 1e-06 to 1e.06 GB/s"),
         (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["1e-320"]]}), "bandwidths from 1e-06"),
         (cases({"name": "p", "status": "Passed", "bandwidth_matrix": [["nan"]]}), "bandwidths from 1e-06"),
-        (told(-5), r"bufferSize must be above 0 MiB \(got -5\)"),
-        (told(0), r"bufferSize must be above 0 MiB \(got 0\)"),
+        (told(-5), r"bufferSize must be above 0 and at most 1048576 MiB \(got -5\)"),
+        (told(0), r"bufferSize must be above 0 and at most 1048576 MiB \(got 0\)"),
         (told(math.inf), "must have nvbandwidth.testcases"),
     ],
 )

@@ -130,3 +130,24 @@ def test_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(PerfModelError, match=r"must be installed to read this machine"):
         nvidia_smi("topo", "-m")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("GPU0" + " " * 400_000 + "x\n" + PAIR, "row GPU0 must have 2 cells"),  # took minutes
+        (PAIR.replace("PHB", "NV" + "1" * 5000), "row GPU0, column GPU1 must be X, NV and a number"),
+        (PAIR.replace("0-15", "0-" + "1" * 5000), "row GPU0: CPU Affinity must be like 0-15,32"),
+        ("GPU" + "1" * 5000 + "\n" + PAIR, "row 1 must be that of GPU1"),
+    ],
+)
+def test_long_lines_and_numbers_are_read_once(text: str, rule: str) -> None:
+    with pytest.raises(PerfModelError) as raised:
+        parse_matrix(text)
+    assert rule in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_titles_may_stand_far_apart() -> None:
+    wide = PAIR.replace("    CPU Affinity    NUMA Affinity", " " * 100 + "CPU Affinity \t  NUMA Affinity")
+    assert parse_matrix(wide) == parse_matrix(PAIR)
