@@ -323,13 +323,14 @@ def compare(
 ) -> None:
     """Predict every measurement in RESULTS again and show how far off the predictions are."""
     from perfmodel.comparison import predict_measured
-    from perfmodel.report.accuracy import accuracy_card, check_card_path, refuse_worse, save_card
+    from perfmodel.report.accuracy import accuracy_card, check_card_path, load_card, refuse_worse, save_card
     from perfmodel.report.accuracy_text import accuracy_markdown, summary_line
 
     if plot is not None:
         check_folder(plot)
     if output is not None:
         check_card_path(output)
+    before = None if check is None else load_card(check)  # which --output may replace
     pairs = predict_measured(directory, profile, allow_import=allow_import)
     card = accuracy_card(pairs)
     write(f"{summary_line(card) if output or check else accuracy_markdown(card)}\n")
@@ -342,8 +343,8 @@ def compare(
         wrote([*save_micro_batch_plots(card, pairs, plot), *save_measured_pipelines(pairs, plot)])
     if output is not None:
         wrote(save_card(card, accuracy_markdown(card), output))
-    if check is not None:
-        refuse_worse(card, check)
+    if check is not None and before is not None:
+        refuse_worse(card, before, check)
 
 
 @main.group()

@@ -96,7 +96,7 @@ class Bench:
         except RuntimeError as error:
             raise PerfModelError(
                 f"{job.key}: broke the device ({failure(error)})."
-                " Start again with `perfmodel calibrate --resume`: it is left out then."
+                " Start the same calibration again with --resume: it is left out then."
             ) from error
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel.hardware.measurement import save_measurement
+from perfmodel.report.accuracy import save_card
 from perfmodel.workload import trace_store
-from tests.report.test_accuracy import measurement
-from tests.test_cli import TINY, Asked, asked, failure, folder, run
+from tests.report.test_accuracy import CARD, measurement
+from tests.test_cli import TINY, Asked, asked, failure, folder, run, write_measurement
 
 __all__ = ["asked", "folder"]
 
@@ -54,6 +55,18 @@ def test_the_numbers_of_a_card_do_not_replace_a_profile(asked: Asked) -> None:
         "another name."
     )
     assert (Path("toy.json").read_text(), Path("toy.md").exists(), asked) == (profile, False, [])
+
+
+def test_a_card_is_held_against_what_it_replaces(asked: Asked) -> None:
+    """Not against itself, which would always hold."""
+    write_measurement(Path("results/a.json"))
+    save_card(CARD, "# Accuracy", Path("A.md"))
+    result = run("compare", "results", "--output", "A.md", "--check", "A.json")
+    assert result.exit_code == 1
+    assert "A.json: no class may get worse" in result.stderr
+    predicted = len(asked)
+    assert failure("compare", "results", "--check", "gone.json").startswith("Error: gone.json: ")
+    assert len(asked) == predicted
 
 
 @pytest.mark.parametrize(

@@ -294,15 +294,15 @@ def worsened(card: Card, before: Card) -> list[str]:
     return found
 
 
-def refuse_worse(card: Card, path: Path) -> None:
-    """Compare with the card in ``path``.
+def refuse_worse(card: Card, before: Card, path: Path) -> None:
+    """Compare with the card that was in ``path``.
 
     Raises
     ------
     PerfModelError
         If a class got worse, see :func:`worsened`.
     """
-    found = worsened(card, load_card(path))
+    found = worsened(card, before)
     if found:
         raise PerfModelError(
             f"{path}: no class may get worse by more than {100 * LARGEST_WORSENING:.1f} points "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -288,6 +289,21 @@ def test_bad_requests(tmp_path: Path, arguments: dict[str, Any], sentence: str) 
     with pytest.raises(PerfModelError, match=sentence):
         session.calibrate(tmp_path / request.pop("output"), progress=False, **request)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.samples.json.gz", "p.host-pieces.json"])
+def test_nothing_is_measured_into_what_is_no_file_of_a_calibration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    timed = counted(monkeypatch)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(PerfModelError, match=rf"{name}: must be a regular file to be written \(got a pipe\)"):
+        session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    os.unlink(tmp_path / name)
+    (tmp_path / name).write_text("notes")
+    with pytest.raises(PerfModelError, match=rf"{name}: must be .* \(got a file that begins with 'notes'\)"):
+        session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    assert ((tmp_path / name).read_text(), os.listdir(tmp_path), timed) == ("notes", [name], [])
 
 
 def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:

@@ -215,12 +215,12 @@ def test_card_file(tmp_path: Path) -> None:
     paths = save_card(card, "text", tmp_path / "ACCURACY.md")
     assert [path.name for path in paths] == ["ACCURACY.md", "ACCURACY.json"]
     assert (paths[0].read_text(), load_card(paths[1])) == ("text", card)
-    refuse_worse(card, paths[1])
+    refuse_worse(card, load_card(paths[1]), paths[1])
     worse = Card((replace(CARD.cases[0], predicted={"step": 1.5}), *CARD.cases[1:]))
     with pytest.raises(
         PerfModelError, match=r"no class may get worse by more than 0\.3 points \(got step of all cases"
     ):
-        refuse_worse(worse, paths[1])
+        refuse_worse(worse, load_card(paths[1]), paths[1])
     with pytest.raises(PerfModelError, match=r"an accuracy card must end in \.md"):
         save_card(CARD, "text", tmp_path / "card.txt")
 
