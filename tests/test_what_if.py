@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel.api import predict
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import parse_vary, sweep
-from perfmodel.workload.scenario_file import load_question
+from perfmodel.workload.scenario_file import load_question, with_assignments
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 ALONE = SCENARIOS / "gpt2-batch1.yaml"
@@ -78,3 +80,21 @@ def test_a_sweep_says_of_each_configuration_what_changed_nothing(first: str) -> 
     assert len(found) == 3
     for value, warnings in found:
         assert any(text.startswith(f"{key}=") for text in warnings) == (value != 989.5e12)
+
+
+@settings(deadline=None, max_examples=15)
+@given(memory=st.floats(0.3, 3), flops=st.floats(0.3, 3), more=st.floats(1, 3))
+def test_a_better_device_never_takes_longer_for_a_step(memory: float, flops: float, more: float) -> None:
+    """The power limit included: a step that draws more at full clock is not slowed by more than it gains."""
+    scenario, profile = load_question(SCENARIOS / "llama1b-bf16.yaml")
+
+    def step_s(memory: float, flops: float) -> float:
+        peaks = profile.device.peak_flops_per_s
+        values = [f"peak_flops_per_s.{kind}={flops * peak!r}" for kind, peak in peaks.items()]
+        values.append(f"peak_memory_bytes_per_s={memory * 4.8e12!r}")
+        asked = with_assignments(profile, [f"hardware.device.{value}" for value in values])
+        return predict(scenario, asked, doubted=()).step_time_s
+
+    slower_s = step_s(memory, flops)
+    assert step_s(more * memory, flops) <= slower_s * (1 + 1e-6)
+    assert step_s(memory, more * flops) <= slower_s * (1 + 1e-6)

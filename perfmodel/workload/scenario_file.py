@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +200,14 @@ def _changed(profile: Profile, changes: Mapping[str, Any]) -> Profile:
     data = profile.model_dump()
     for key, value in changes.items():
         refuse_not_finite(value, "--set", WRITE_NUMBER, key)
-        _assign(data, key.removeprefix("hardware."), value, key)
-    data["provenance"]["set"] = dict(changes)
+        _assign(data, key.removeprefix("hardware."), deepcopy(value), key)
     try:
         asked = Profile.model_validate(data)
     except ValidationError as error:
         raise PerfModelError(f"--set hardware.{sentence_of(error, Profile, data, 'profile')}") from error
     refuse_settings(profile, asked)
-    return rescaled(profile, asked)
+    provenance = asked.provenance | {"set": dict(changes)}
+    return rescaled(profile, asked.model_copy(update={"provenance": provenance}))
 
 
 def _is_of_profile(key: str) -> bool:

@@ -177,6 +177,16 @@ def test_assignments_change_the_profile() -> None:
     }
 
 
+def test_what_was_set_is_kept_apart_from_what_it_changed() -> None:
+    cases = (["hardware.provenance={}"], ["hardware.cache={}", "hardware.cache.code_miss_s=1"])
+    for assignments in cases:
+        changed = with_assignments(small_profile(), assignments)
+        assert changed.provenance["set"] == dict(map(parse_assignment, assignments))
+        assert changed.original.provenance == {}
+    with pytest.raises(PerfModelError, match=r"hardware\.provenance must be a mapping"):
+        with_assignments(small_profile(), ["hardware.provenance=null"])
+
+
 def test_profile_is_left_alone_without_assignments() -> None:
     profile = small_profile()
     assert with_assignments(profile, ["batch.size=4"]) is profile
