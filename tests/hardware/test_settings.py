@@ -269,6 +269,6 @@ def test_what_the_scenario_names_itself_is_not_the_profiles() -> None:
 
 def test_the_documentation_has_the_table() -> None:
     text = (ROOT / "docs" / "what-if.md").read_text(encoding="utf-8")
-    assert "\n".join(settings_table()) in text
+    assert "\n".join(settings_table()) in text, "docs/what-if.md must end with the lines of settings_table()"
     for key in HardwareSection.model_fields:
         assert f"`hardware.{key}`" in text
