@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.report.accuracy import Card, Case
 from perfmodel.report.canvas import axes_or_new, save_figure
 from perfmodel.report.choices import MICRO_BATCHES
-from perfmodel.report.palette import LAYOUT_MARKERS, LAYOUTS
+from perfmodel.report.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
 from perfmodel.report.strategies_plots import save_strategy_plots
 from perfmodel.units import GIB, MS
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BAND = 0.05
-ERRORS = (-80, -40, -20, -10, -5, -2, 0, 2, 5, 10, 20, 40, 80)  # ticks, %; beyond the band the scale is logarithmic
+TIME_ERRORS = (2, 5, 10, 20, 40, 80)  # ticks on either side of 0, %; beyond the band the scale is logarithmic
+MEMORY_ERRORS = (0.05, 0.1, 0.3, 1, 5, 20, 80)  # beyond a tenth of a percent it is
+LINEAR_MEMORY = 0.001
 STAGGERED = (0.0, 0.24, -0.24, 0.12, -0.12)  # of a row, so that equal errors do not hide each other
 PICTURES = {
     "step": ("step time", MS, "ms"),
@@ -63,7 +65,7 @@ def plot_predicted_against_measured(card: Card, quantity: str = "step", ax: Axes
     cases = [case for case in card.cases if case.error(quantity) is not None]
     values = [side[quantity] / scale for case in cases for side in (case.measured, case.predicted)]
     ends = np.array([min(values) / 1.5, max(values) * 1.5])
-    ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color="#DDDDDD", label="±5 %")
+    ax.fill_between(ends, ends * (1 - BAND), ends * (1 + BAND), color=OUTSIDE, label="±5 %")
     ax.plot(ends, ends, color="black", linewidth=1)
     for layout, colour in LAYOUTS.items():
         members = [case for case in cases if layout_words(case) == layout]
@@ -113,16 +115,14 @@ def _draw_errors(card: Card, quantity: str, ax: Axes) -> Axes:
 
 
 def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
-    """Each case's signed error in the row of its class, held-out ones filled; linear in the ±5 % band, logarithmic
-    beyond.
-    """
+    """Each case's signed error in the row of its class, held-out ones filled; linear around 0, logarithmic beyond."""
     ax = axes_or_new(ax)
     rows: dict[str, list[tuple[float, Case]]] = {}
     for case in card.cases:
         if (error := case.error(quantity)) is not None:
             rows.setdefault(case.group, []).append((error, case))
     rows = {group: sorted(rows[group], key=lambda each: each[0]) for group in card.groups if group in rows}
-    ax.axvspan(-100 * BAND, 100 * BAND, color="#EEEEEE")
+    ax.axvspan(-100 * BAND, 100 * BAND, color=ACCURATE)
     ax.axvline(0, color="black", linewidth=1)
     for row, cases in enumerate(rows.values()):
         for number, (error, case) in enumerate(cases):
@@ -136,14 +136,18 @@ def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> A
     ax.set_yticks(range(len(rows)), [f"{group} ({len(cases)})" for group, cases in rows.items()])
     ax.set_ylim(len(rows) - 0.4, -0.6)
     farthest = max(abs(error) for cases in rows.values() for error, _ in cases)
-    _error_axis(ax, 100 * max(BAND, farthest))
-    ax.grid(axis="y", color="#DDDDDD", zorder=0)
+    _error_axis(ax, 100 * max(BAND, farthest), quantity)
+    ax.grid(axis="y", color=GRID, zorder=0)
     return ax
 
 
-def _error_axis(ax: Axes, farthest: float) -> None:
-    ax.set_xscale("symlog", linthresh=100 * BAND, linscale=1.2)
-    ax.set_xticks([tick for tick in ERRORS if abs(tick) <= farthest], minor=False)
+def _error_axis(ax: Axes, farthest: float, quantity: str) -> None:
+    """Peaks of memory are predicted so much closer than times that a scale of theirs shows how they differ."""
+    is_time = quantity == "step"
+    ticks = TIME_ERRORS if is_time else MEMORY_ERRORS
+    ax.set_xscale("symlog", linthresh=100 * (BAND if is_time else LINEAR_MEMORY), linscale=1.2)
+    shown = [tick for tick in ticks if tick <= farthest]
+    ax.set_xticks([*(-tick for tick in reversed(shown)), 0, *shown])
     ax.set_xticks([], minor=True)
     ax.xaxis.set_major_formatter("{x:g}")
     ax.set_xlim(-1.1 * farthest, 1.1 * farthest)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.choices import MICRO_BATCHES, Choice, alike, choices
 from perfmodel.report.figures_of_merit import samples_per_step
-from perfmodel.report.palette import SIDE_STYLES, SIDES
+from perfmodel.report.palette import GRID, SIDE_STYLES, SIDES
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _draw(choice: Choice, sides: Mapping[str, Mapping[int, float]], ax: Axes | N
     ax.minorticks_off()
     low, high = spread_limits([y for values in sides.values() for y in values.values()])
     ax.set_ylim(low, high + ROOM * (high - low))
-    ax.grid(axis="y", color="#E5E5E5")
+    ax.grid(axis="y", color=GRID)
     ax.set_axisbelow(True)
     ax.set_xlabel("micro-batches")
     ax.legend(frameon=False, loc="upper right", ncols=2)

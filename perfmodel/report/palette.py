@@ -22,6 +22,9 @@ OTHER = "#999999"
 OUTSIDE = "#DDDDDD"  # of what a picture is about: another step, or no step
 CAPACITY = "#BB2222"
 INK = "#222222"
+GRID = "#E5E5E5"
+ACCURATE = "#EEEEEE"  # the band of small errors
+IDLE = "#F4F4F4"
 
 # Classes of kernels that do the same sort of work share a family and its colour.
 KERNEL_FAMILIES = MappingProxyType(
@@ -108,6 +111,18 @@ LAYOUTS = MappingProxyType({"one GPU": "#4477AA", "data parallel": "#EE8866", "Z
 LAYOUT_MARKERS = MappingProxyType({"one GPU": "o", "data parallel": "s", "ZeRO": "^", "pipeline": "D"})
 LINKS = MappingProxyType(
     {"nvlink": "#228833", "pcie": "#4477AA", "host": "#999999", "smp": "#AA3377", "network": "#DD6611"}
+)
+TOPOLOGY_BOXES = MappingProxyType(
+    {
+        "gpu": "#CFE8D5",
+        "nvswitch": "#A8D5B3",
+        "pcie_switch": "#CFDDEC",
+        "host_bridge": "#DDDDDD",
+        "cpu": "#EBD3E2",
+        "nic": "#FBDCC6",
+        "node": "#EEEEEE",
+        "network": "#F7C6A0",
+    }
 )
 SERIES = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44BB99")  # of no meaning
 

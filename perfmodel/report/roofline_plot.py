@@ -24,9 +24,10 @@ LEAST_INTENSITY = 1e-3  # FLOP a byte; below it a kernel only moves data
 NAMED = 6  # kernels with most of the device's time
 LONGEST_NAME = 76  # letters
 SIZE_KEY = (0.01, 0.05, 0.2)  # shares of the device's time
+ROOM_RIGHT = 25.0  # of the highest intensity, for the names of roofs
 LEGEND_COLUMNS = 4
 LEGEND_TOP, LEGEND_ROW = 66, 23  # points below the axes, and of each row
-NEAR = 0.045  # of the axes' width and height: numbers of kernels that stand so near each other are written together
+NEAR_X, NEAR_Y = 0.09, 0.045  # of the axes: numbers of kernels that stand so near each other are written together
 
 
 def plot_roofline(prediction: Prediction, ax: Axes | None = None) -> Axes:
@@ -103,7 +104,7 @@ def _draw_roofs(ax: Axes, device: Device, shown: Sequence[KernelUse]) -> None:
     peaks = {arithmetic: peak for arithmetic, peak in device.peak_flops_per_s.items() if arithmetic in used}
     intensities = [_intensity(use) for use in shown] or [1.0]
     ridge = max(peaks.values()) / bandwidth if peaks and bandwidth else 1.0
-    low, high = min(intensities) / 3, max([*intensities, ridge]) * 10
+    low, high = min(intensities) / 3, max([*intensities, ridge]) * ROOM_RIGHT
     x = np.geomspace(low, high, 200)
     for arithmetic, peak in peaks.items():
         roof = np.full_like(x, peak) if bandwidth is None else np.minimum(peak, x * bandwidth)
@@ -124,7 +125,7 @@ def _name_largest(ax: Axes, device: Device, largest: Sequence[KernelUse], busy_s
     places: list[tuple[float, float, list[int]]] = []
     for number, use in enumerate(largest, start=1):
         x, y = ax.transAxes.inverted().transform(ax.transData.transform((_intensity(use), _rate(use))))
-        near = next((each for each in places if abs(each[0] - x) < NEAR and abs(each[1] - y) < NEAR), None)
+        near = next((each for each in places if abs(each[0] - x) < NEAR_X and abs(each[1] - y) < NEAR_Y), None)
         if near is None:
             places.append((x, y, [number]))
         else:

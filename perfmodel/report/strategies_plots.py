@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
-from perfmodel.report.palette import SIDE_MARKERS, SIDES
+from perfmodel.report.palette import GRID, SIDE_MARKERS, SIDES
 from perfmodel.report.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import GIB, MS
 
@@ -92,7 +92,7 @@ def plot_strategies(group: StrategyGroup, quantity: str = "step", ax: Axes | Non
     ax.set_ylim(len(names) - 0.4, -0.6)
     low, high = spread_limits([*drawn, *([LEAST] if not any(drawn) else [])])
     ax.set_xlim(low, high + ROOM * (high - low))
-    ax.grid(axis="y", color="#E5E5E5")
+    ax.grid(axis="y", color=GRID)
     ax.set_axisbelow(True)
     ax.set_xlabel(unit)
     ax.set_title(title)

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.report.canvas import axes_or_new, save_figure, spread_limits
 from perfmodel.report.choices import MICRO_BATCHES
-from perfmodel.report.palette import CAPACITY, INK, SERIES
+from perfmodel.report.palette import CAPACITY, GRID, INK, SERIES
 from perfmodel.report.sweep_text import label, value_text
 from perfmodel.units import GIB, MS, format_bytes
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perfmodel.sweep import Configuration, Outcome, SweepResult
 
 LOGARITHMIC = 4  # largest value over smallest, from which an axis is
+ROOM_ON_LOGARITHMIC = 1.4  # of the lowest and highest value, for numbers
 FEW_NUMBERS = 10  # dots that bear their values; more would hide each other
 MARKERS = "osD^vPX*"
 LONGEST_TITLE = 80  # characters of a line
@@ -66,7 +67,8 @@ def plot_sweep_throughput(result: SweepResult, ax: Axes | None = None) -> Axes:
     ax = _draw(result, _samples_per_s, ax, lambda _, ideal_samples_per_s: ideal_samples_per_s)
     if _scales(result):
         ax.set_yscale("log")
-        ax.autoscale(axis="y")
+        drawn = [end for each in result.configurations if (point := _samples_per_s(each)) for end in point]
+        ax.set_ylim(min(drawn, default=1.0) / ROOM_ON_LOGARITHMIC, max(drawn, default=1.0) * ROOM_ON_LOGARITHMIC)
         _plain_ticks(ax)
     ax.set_ylabel("samples/s")
     ax.set_title(_explained("throughput and its 90 % interval", result, _samples_per_s))
@@ -85,7 +87,7 @@ def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
         for capacity in capacities:
             ax.axhline(capacity / GIB, color=CAPACITY, linewidth=2)
             said: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-            ax.annotate("all of the device", (0.995, capacity / GIB), (0, 4), color=CAPACITY, **said)
+            ax.annotate(f"all of {format_bytes(capacity)}", (0.995, capacity / GIB), (0, 4), color=CAPACITY, **said)
         ax.set_ylim(0, 1.1 * max(capacities[-1], most) / GIB)
     ax.set_ylabel("device memory in use, GiB")
     limit = " or ".join(map(format_bytes, capacities))
@@ -145,9 +147,9 @@ def _draw(
         _add_numbers(ax, is_below=_scales(result) and heights is _samples_per_s)
     _label_values(ax, values, numeric, LOGARITHMIC if not _scales(result) else 1)
     ax.set_xlabel(along)
-    ax.grid(axis="y", color="#E5E5E5", zorder=0)
+    ax.grid(axis="y", color=GRID, zorder=0)
     ax.set_axisbelow(True)
-    if len(combinations) > 1 or _scales(result):
+    if len(combinations) > 1 or (ideal is not None and _scales(result)):
         names = ax.get_legend_handles_labels()[1]
         columns = 2 if max(map(len, names), default=0) <= LONGEST_OF_TWO else 1
         where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "frameon": False}

@@ -27,7 +27,6 @@ HALF_ROW = 0.38  # of the distance of rows
 WHOLE_NAME = 0.1  # of the step; a shorter phase has room for its initial only,
 INITIAL = 0.015  # and a still shorter one for nothing
 LEAST_WIDTH = 0.8  # points, of what would be narrower than a pixel
-IDLE_COLOUR = "#F4F4F4"
 BEFORE = "the step before"
 
 _Stretches = dict[str, list[tuple[float, float]]]  # start and end in seconds, by colour
@@ -144,7 +143,7 @@ def _by_family(prediction: Prediction, launched: Iterable[SideKernel]) -> _Stret
 
 
 def _draw_busy(stretches_s: _Stretches, edges_s: np.ndarray, ax: Axes, row: int) -> None:
-    ax.axhspan(row - HALF_ROW, row + HALF_ROW, color=IDLE_COLOUR, linewidth=0, zorder=0)
+    ax.axhspan(row - HALF_ROW, row + HALF_ROW, color=palette.IDLE, linewidth=0, zorder=0)
     floor = np.full(len(edges_s), row + HALF_ROW)
     for colour, own_s in stretches_s.items():
         shares = busy_shares(own_s, edges_s)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.report.canvas import axes_or_new, save_figure
-from perfmodel.report.palette import LINKS
+from perfmodel.report.palette import INK, LINKS, TOPOLOGY_BOXES
 from perfmodel.report.topology_text import Link, alike, gb_per_s, link_name
 
 if TYPE_CHECKING:
@@ -21,16 +21,6 @@ BETWEEN_MACHINES = 0.4  # more than between GPUs
 HALF_BOX, HALF_HEIGHT = 0.4, 0.17
 # from below
 LEVELS = ("nvswitch", "gpu", "pcie_switch", "upper switch", "host_bridge", "cpu", "node", "nic", "network")
-BOX_COLOURS = {
-    "gpu": "#CFE8D5",
-    "nvswitch": "#A8D5B3",
-    "pcie_switch": "#CFDDEC",
-    "host_bridge": "#DDDDDD",
-    "cpu": "#EBD3E2",
-    "nic": "#FBDCC6",
-    "node": "#EEEEEE",
-    "network": "#F7C6A0",
-}
 NAMES = {"nvswitch": "NVSwitch", "pcie_switch": "switch", "host_bridge": "bridge", "node": "machine"}
 
 
@@ -140,7 +130,8 @@ def positions(graph: nx.Graph) -> dict[str, Place]:
     for name in upwards:
         found = [leaf for other in hanging[name] for leaf in leaves[other]] if levels[name] > base else []
         leaves[name] = found or ([name] if levels[name] == base else [])
-    row = list(dict.fromkeys(leaf for name in reversed(upwards) for leaf in leaves[name]))
+    downwards = sorted(levels, key=lambda name: -levels[name])
+    row = list(dict.fromkeys(leaf for name in downwards for leaf in leaves[name]))
     machines = list(dict.fromkeys(graph.nodes[leaf]["node"] for leaf in sorted(row, key=_natural)))
     row.sort(key=lambda leaf: machines.index(graph.nodes[leaf]["node"]))
     at = {leaf: x + BETWEEN_MACHINES * machines.index(graph.nodes[leaf]["node"]) for x, leaf in enumerate(row)}
@@ -212,7 +203,7 @@ def _draw_box(ax: Axes, graph: nx.Graph, name: str, place: Place, size: float) -
     corner = (place.first - HALF_BOX, place.y - HALF_HEIGHT)
     width = place.last - place.first + 2 * HALF_BOX
     shape = FancyBboxPatch(corner, width, 2 * HALF_HEIGHT, boxstyle="round,pad=0,rounding_size=0.06", zorder=3)
-    shape.set(facecolor=BOX_COLOURS[found["kind"]], edgecolor="#444444")
+    shape.set(facecolor=TOPOLOGY_BOXES[found["kind"]], edgecolor=INK)
     ax.add_patch(shape)
     ax.text(place.x, place.y, label, size=size, ha="center", va="center", zorder=4)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,3 +68,10 @@ def test_a_colour_that_means_the_same_is_the_same() -> None:
 def test_every_class_of_kernels_has_a_family() -> None:
     assert set(palette.FAMILY_OF_CLASS) == set(CLASSES)
     assert set(palette.FAMILY_OF_CLASS.values()) == set(palette.KERNEL_FAMILIES)
+
+
+def test_pictures_take_their_colours_from_here() -> None:
+    folder = Path(palette.__file__).parent
+    modules = [path for path in folder.glob("*.py") if "matplotlib" in path.read_text() and path.name != "palette.py"]
+    assert len(modules) > 5
+    assert [path.name for path in modules if re.search(r"#[0-9A-Fa-f]{6}", path.read_text())] == []

@@ -246,6 +246,17 @@ def test_errors_stand_in_the_rows_of_their_classes() -> None:
     assert ax.get_xticks().tolist() == [-5, -2, 0, 2, 5]
 
 
+def test_errors_of_memory_have_a_scale_of_their_own() -> None:
+    """Peaks are predicted within a tenth of a percent, which would be one line on the scale of times."""
+    near = [
+        replace(case, measured={"peak_allocated": 1000.0}, predicted={"peak_allocated": 1000.5}) for case in CARD.cases
+    ]
+    ax = plot_errors(Card(tuple(near)), "peak_allocated")
+    at = ax.transAxes.inverted().transform(ax.transData.transform([(0.0, 0), (0.05, 0)]))
+    assert at[1][0] - at[0][0] > 0.05
+    assert ax.get_xticks().tolist() == [-5, -1, -0.3, -0.1, -0.05, 0, 0.05, 0.1, 0.3, 1, 5]
+
+
 def test_accuracy_files(tmp_path: Path) -> None:
     saved = save_accuracy_plots(CARD, tmp_path)
     assert [path.name for path in saved] == ["step.png", "step-errors.png"]

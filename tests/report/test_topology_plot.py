@@ -104,3 +104,8 @@ def test_hundreds_of_gpus_are_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(PerfModelError, match=r"at most 64 GPUs can be drawn \(got 200\)"):
         save_topology_plot(described("1x200:pcie"), tmp_path / "many.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_joined_by_bonds_stand_in_ascending_order() -> None:
+    places = positions(described("1x4:nvlink"))
+    assert [places[f"GPU{number}"].x for number in range(4)] == [0, 1, 2, 3]
