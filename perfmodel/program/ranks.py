@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
@@ -48,14 +49,11 @@ def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: b
     shares = optimizer_shares(scenario, trace)
     if not shares:
         return (RankProgram(tuple(range(scenario.parallelism.dp)), data_parallel_program(scenario, trace)),)
-    alike: dict[tuple[TensorSpec, ...], tuple[Share, list[int]]] = {}
-    for rank, share in enumerate(shares):
-        alike.setdefault(share.tensors, (share, []))[1].append(rank)
     found = []
-    for share, ranks in alike.values():
+    for share in shares:
         own = _optimizer_of(share, scenario, trace)
         program = data_parallel_program(scenario, with_optimizer(trace, own, share.owners))
-        found.append(RankProgram(tuple(ranks), program))
+        found.append(RankProgram(share.ranks, program))
     return tuple(found)
 
 
@@ -100,11 +98,12 @@ def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
 
 
 class Share(NamedTuple):
-    """What a rank's optimizer steps over. owners: which parameters these are, None for parts of parameters. parts: what
-    goes before the step, if it is not that of whole parameters. indices: of the parameters that these are parts of, if
-    each is of one.
+    """What the optimizers of these ranks step over. owners: which parameters these are, None for parts of parameters.
+    parts: what goes before the step, if it is not that of whole parameters. indices: of the parameters that these are
+    parts of, if each is of one.
     """
 
+    ranks: tuple[int, ...]
     tensors: tuple[TensorSpec, ...]
     owners: tuple[int | None, ...]
     parts: Parts | None = None
@@ -112,7 +111,8 @@ class Share(NamedTuple):
 
 
 def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
-    """Of each rank; empty where all step over the parameters themselves. Frozen parameters are in no share.
+    """Each that differs, in the order of their first ranks; none where all step over the parameters themselves. Frozen
+    parameters are in no share.
 
     Raises
     ------
@@ -126,17 +126,14 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     trained = [index for index, parameter in enumerate(trace.parameters) if parameter.requires_grad]
     if strategy != "zero1":
         kept = [in_dtype(tensors[index], Dtypes.of(scenario).kept) for index in trained]
-        sharing = sharing_of(scenario.parallelism).ranks
-        parts = [[shard_of(tensor, sharing, rank % sharing) for tensor in kept] for rank in range(ranks)]
-        shares = [_parts(each, scenario, trained) for each in parts]
+        shares = list(_sharded(kept, scenario, trained))
     elif scenario.parallelism.zero1_form == "reduce-scatter":
         shards = [flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)]
-        shares = [_parts(shards, scenario)] * ranks
+        shares = [_parts(range(ranks), shards, scenario)]
     else:
         _check_dtypes(trace)
-        dealt = [[index for index in owned if index in trained] for owned in owned_by_rank(tensors, ranks)]
-        shares = [Share(tuple(tensors[index] for index in owned), tuple(owned)) for owned in dealt]
-    if not all(share.tensors for share in shares):
+        shares = _dealt(tensors, trained, ranks)
+    if not shares or not all(share.tensors for share in shares):
         raise PerfModelError(
             f"parallelism.dp must leave every rank a part of the parameters with strategy {strategy} (got {ranks}, "
             "which is too many for this model). Use fewer."
@@ -144,16 +141,43 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
     return shares
 
 
-def _parts(parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()) -> Share:
-    """Those of which the rank has no row cost nothing but their place among the norms. indices: of whole ones."""
+def _sharded(tensors: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int]) -> Iterator[Share]:
+    """Of ranks that share each tensor by rows: all but the last of those that have any have equally many."""
+    sharing, ranks = sharing_of(scenario.parallelism).ranks, scenario.parallelism.dp
+    borders = {0, sharing}
+    for tensor in tensors:
+        rows = max(tensor.shape[0] if tensor.shape else 1, 1)
+        whole, rest = divmod(rows, -(-rows // sharing))
+        borders |= {whole, whole + bool(rest)}
+    for first, stop in pairwise(sorted(borders)):
+        places = range(first, stop)
+        alike = tuple(copy + place for copy in range(0, ranks, sharing) for place in places)
+        yield _parts(alike, [shard_of(tensor, sharing, first) for tensor in tensors], scenario, indices)
+
+
+def _dealt(tensors: Sequence[TensorSpec], trained: Sequence[int], ranks: int) -> list[Share]:
+    """Of ranks that own whole parameters. More ranks than there are parameters leave some with none."""
+    if ranks > len(tensors):
+        return []
+    alike: dict[tuple[TensorSpec, ...], tuple[list[int], tuple[int, ...]]] = {}
+    is_trained = set(trained)
+    for rank, owned in enumerate(owned_by_rank(tensors, ranks)):
+        own = tuple(index for index in owned if index in is_trained)
+        alike.setdefault(tuple(tensors[index] for index in own), ([], own))[0].append(rank)
+    return [Share(tuple(of_ranks), own_tensors, own) for own_tensors, (of_ranks, own) in alike.items()]
+
+
+def _parts(
+    ranks: Iterable[int], parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()
+) -> Share:
+    """Those of which the ranks have no row cost nothing but their place among the norms. indices: of whole ones."""
     held = tuple(part for part in parts if part.numel)
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"
     before = None
     if scenario.optimizer.max_grad_norm is not None or are_scaled:
         before = Parts(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
-    return Share(
-        held, (None,) * len(held), before, tuple(i for i, part in zip(indices, parts, strict=False) if part.numel)
-    )
+    of_held = tuple(i for i, part in zip(indices, parts, strict=False) if part.numel)
+    return Share(tuple(ranks), held, (None,) * len(held), before, of_held)
 
 
 def _check_dtypes(trace: Trace) -> None:
