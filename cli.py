@@ -21,6 +21,7 @@ from perfmodel.cli_options import (
 )
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEMORY_SNAPSHOT
+from perfmodel.progress import shown
 from perfmodel.terminal import print_rich, sentence, write
 from perfmodel.writing import check_folder, check_writable
 
@@ -110,7 +111,7 @@ def _predict(
     from perfmodel.workload.scenario_file import load_question
 
     scenario, profile = load_question(scenario_file, assignments, device)
-    with naming(scenario_file):
+    with naming(scenario_file), shown():
         return predict_scenario(scenario, profile, exact=exact, allow_import=allow_import)
 
 
@@ -282,7 +283,8 @@ def validate(
     for failure in outcome.failures:
         write(f"Error: {sentence(str(failure))}\n", to_stderr=True)
     measured = [*outcome.kept, *outcome.measured]
-    pairs = predict_measurements(measured, allow_import=options["allow_import"], folder=file.resolve().parent)
+    with shown():
+        pairs = predict_measurements(measured, allow_import=options["allow_import"], folder=file.resolve().parent)
     print_rich(case_table(accuracy_card(pairs)))
     if outcome.failures:
         raise PerfModelError(
@@ -331,8 +333,9 @@ def compare(
     if output is not None:
         check_card_path(output)
     before = None if check is None else load_card(check)  # which --output may replace
-    pairs = predict_measured(directory, profile, allow_import=allow_import)
-    card = accuracy_card(pairs)
+    with shown():
+        pairs = predict_measured(directory, profile, allow_import=allow_import)
+        card = accuracy_card(pairs)
     write(f"{summary_line(card) if output or check else accuracy_markdown(card)}\n")
     if plot is not None:
         from perfmodel.report.accuracy_plots import save_accuracy_plots

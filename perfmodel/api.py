@@ -11,6 +11,7 @@ from perfmodel.cost.host import host_slowness, host_spread
 from perfmodel.hardware.interconnect import communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.ranks import RankProgram, rank_programs
+from perfmodel.progress import doing
 from perfmodel.simulate.bottleneck import bottleneck
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
@@ -86,17 +87,22 @@ def _predict(
     interconnect = interconnect_of(scenario, profile)
     slowness = host_slowness(profile, host_reference_s, talks=interconnect is not None)
     spread = host_spread(profile)
-    ranks = rank_programs(scenario, allow_import, batches_all=batches_messages(profile))
-    steps = rank_steps(ranks, profile, scenario, interconnect, exact=exact, slowness=slowness)
-    timelines = timelines_of(steps, slowness)
-    memories = _memories(ranks, profile, scenario)
+    with doing("writing each rank's program"):
+        ranks = rank_programs(scenario, allow_import, batches_all=batches_messages(profile))
+    with doing("working out times of kernels"):
+        steps = rank_steps(ranks, profile, scenario, interconnect, exact=exact, slowness=slowness)
+    with doing("simulating the step"):
+        timelines = timelines_of(steps, slowness)
+    with doing("simulating memory"):
+        memories = _memories(ranks, profile, scenario)
     is_pipeline = any(step.program.exchanges for step in steps)
     shown = busiest(timelines) if is_pipeline else _longest(timelines)
     along = list(range(len(steps))) if is_pipeline else [shown]  # whose timelines depend on each other
     step, timeline, step_time_s = steps[shown], timelines[shown], max(each.step_time_s for each in timelines)
     together = [steps[at] for at in along]
-    host_term_s = max(_step_time_s(together, slowness * (1 + spread)) - step_time_s, 0.0)
-    wire_term_s = max(_step_time_s(together, slowness, 1 + step.wire_spread) - step_time_s, 0.0)
+    with doing("simulating the step on a slower host and wire"):
+        host_term_s = max(_step_time_s(together, slowness * (1 + spread)) - step_time_s, 0.0)
+        wire_term_s = max(_step_time_s(together, slowness, 1 + step.wire_spread) - step_time_s, 0.0)
     wire_limited_s = wire_term_s / step.wire_spread if step.wire_spread else 0.0
     figures = {
         at: rank_figures(timelines[at], steps[at].program, steps[at].costs, scenario.matmul_tf32) for at in along

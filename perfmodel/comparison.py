@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.api import predict
@@ -11,7 +13,11 @@ from perfmodel.errors import PerfModelError, naming
 from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.measurement import Measurement, load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.limits import MOST_MEASUREMENTS
+from perfmodel.progress import doing
 from perfmodel.report.accuracy import Pair
+from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario_file import parse_scenario
 
 
@@ -36,7 +42,7 @@ def predict_measured(
     Raises
     ------
     PerfModelError
-        If there is no measurement, or one cannot be read or predicted; the sentence names the file.
+        If there is no measurement, or are too many, or one cannot be read or predicted; the sentence names the file.
     """
     paths = sorted(directory.rglob("*.json"))
     if not paths:
@@ -44,10 +50,16 @@ def predict_measured(
             f"{directory}: must hold measurement files (got none). "
             f"Make one with `perfmodel validate --output {directory}`."
         )
-    return [
-        _pair(measurement, str(path), profile, allow_import)
-        for path, measurement in zip(paths, _told_apart(directory, paths), strict=True)
-    ]
+    if len(paths) > MOST_MEASUREMENTS:
+        raise PerfModelError(
+            f"{directory}: must hold at most {MOST_MEASUREMENTS:,} measurement files (got {len(paths):,}): each is "
+            "predicted three times. Compare a subfolder at a time."
+        )
+    pairs = []
+    for number, (path, measurement) in enumerate(zip(paths, _told_apart(directory, paths), strict=True), start=1):
+        with doing("measurement", number, len(paths)):
+            pairs.append(_pair(measurement, str(path), profile, allow_import))
+    return pairs
 
 
 def _told_apart(directory: Path, paths: list[Path]) -> list[Measurement]:
@@ -84,12 +96,33 @@ def _pair(
     with naming(where):
         profile = load_profile(find_profile(profile_name or scenario.hardware.profile))
         prediction = predict(scenario, profile, allow_import=allow_import)
-    try:
-        without = predict(scenario, profile, exact=False, allow_import=allow_import)
-    except PerfModelError:  # an operator that no curve covers; the card counts these
-        without = None
+    without_s = None
+    with suppress(PerfModelError):  # an operator that no curve covers; the card counts these
+        without_s = predict(scenario, profile, exact=False, allow_import=allow_import).step_time_s
     host_reference_s = measurement.median_host_reference_s
-    at_host = None
+    at_host_s = None
     if host_reference_s is not None and REFERENCE in profile.host:
         at_host = predict(scenario, profile, allow_import=allow_import, host_reference_s=host_reference_s)
-    return Pair(measurement, prediction, without, at_host)
+        at_host_s = at_host.step_time_s
+    return Pair(measurement, _for_cards(prediction), without_s, at_host_s)
+
+
+def _for_cards(prediction: Prediction) -> Prediction:
+    """Without what takes most of the memory and no card or picture of measurements shows: hundreds are held at once.
+
+    Columns of programs are worked out again where they are asked for.
+    """
+
+    def without_history(memory: MemoryTimeline) -> MemoryTimeline:
+        unlimited = None if memory.unlimited is None else replace(memory.unlimited, history=())
+        return replace(memory, history=(), unlimited=unlimited)
+
+    every = {id(each): each for each in (*prediction.rank_memories, prediction.memory) if each is not None}
+    memories = {key: without_history(each) for key, each in every.items()}
+    return replace(
+        prediction,
+        program=replace(prediction.program),
+        rank_programs=tuple(map(replace, prediction.rank_programs)),
+        memory=None if prediction.memory is None else memories[id(prediction.memory)],
+        rank_memories=tuple(memories[id(each)] for each in prediction.rank_memories),
+    )

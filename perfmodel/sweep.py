@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.progress import doing, shown
 from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
 from perfmodel.report.memory_text import refusal_text, shortage_text
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
@@ -136,7 +137,7 @@ def sweep(
     device, exact, allow_import
         As in :func:`~perfmodel.workload.scenario_file.load_question` and :func:`perfmodel.api.predict`.
     progress : bool
-        Show a bar on stderr, if that is a terminal.
+        Show on stderr what is done, once it takes long; see :mod:`perfmodel.progress`.
 
     Raises
     ------
@@ -160,24 +161,25 @@ def sweep(
     found: list[Configuration] = []
     names: tuple[str, str] | None = None
     matter: set[str] = set()  # settings that were seen to change an answer
-    with _bar(math.prod(map(len, vary.values())), progress) as advance:
-        for values, asked in _combinations(vary, assignments):
-            try:
-                scenario, profile = load_question(path, asked, device, others=True)
-                if follows:
-                    hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
-                    scenario = scenario.model_copy(update={"hardware": hardware})
-                doubted = profile.provenance.get("set", {}).keys() - matter
-                prediction = predict(scenario, profile, exact=exact, allow_import=allow_import, doubted=doubted)
-                matter |= doubted.difference(prediction.idle_settings)
-            except PerfModelError as error:
-                found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
-            except Exception as error:  # a defect must not lose what other configurations took long to find
-                found.append(Configuration(values, None, None, _defect(error)))
-            else:
-                names = names or (scenario.name, profile.name)
-                found.append(_configuration(values, prediction))
-            advance()
+    count = math.prod(map(len, vary.values()))
+    with shown() if progress else nullcontext():
+        for number, (values, asked) in enumerate(_combinations(vary, assignments), start=1):
+            with doing("configuration", number, count):
+                try:
+                    scenario, profile = load_question(path, asked, device, others=True)
+                    if follows:
+                        hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
+                        scenario = scenario.model_copy(update={"hardware": hardware})
+                    doubted = profile.provenance.get("set", {}).keys() - matter
+                    prediction = predict(scenario, profile, exact=exact, allow_import=allow_import, doubted=doubted)
+                    matter |= doubted.difference(prediction.idle_settings)
+                except PerfModelError as error:
+                    found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
+                except Exception as error:  # a defect must not lose what other configurations took long to find
+                    found.append(Configuration(values, None, None, _defect(error)))
+                else:
+                    names = names or (scenario.name, profile.name)
+                    found.append(_configuration(values, prediction))
     if names is None:
         raise PerfModelError(f"{path}: {_reasons(found)}")
     vary_values = {key: tuple(values) for key, values in vary.items()}
@@ -334,24 +336,3 @@ def _ranked(found: list[Configuration]) -> tuple[Configuration, ...]:
             rank, least_samples_per_s = place, outcome.samples_per_step / high_s
         ranked.append(replace(each, rank=rank))
     return (*ranked, *(each for each in found if each.outcome is None or each.reason is not None))
-
-
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called after each configuration."""
-    if not shown:
-        yield lambda: None
-        return
-    from rich import progress
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.TextColumn("predicting"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

@@ -1,5 +1,5 @@
-"""What holds for every test: the user's cache and home are neither read nor written, hypothesis has no deadlines, and
-torch takes one core.
+"""What holds for every test: the user's cache and home are neither read nor written, hypothesis has no deadlines,
+torch takes one core, and nothing is said of progress, which depends on time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("perfmodel-ci" if "CI" in os.environ else "perf
 def pytest_configure(config: pytest.Config) -> None:
     """A home of the tests' own, from before the first module is imported; what they start has it too."""
     config.stash[HOME] = home = Path(tempfile.mkdtemp(prefix="perfmodel-tests-"))
-    os.environ |= {"HOME": str(home), "PERFMODEL_CACHE": str(home / "cache")}
+    os.environ |= {"HOME": str(home), "PERFMODEL_CACHE": str(home / "cache"), "PERFMODEL_PROGRESS": "off"}
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"):
         os.environ.pop(name, None)
 

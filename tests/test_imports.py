@@ -17,6 +17,8 @@ LAYERS = {
     "perfmodel.errors": 0,
     "perfmodel.units": 0,
     "perfmodel.files": 0,
+    "perfmodel.limits": 0,
+    "perfmodel.progress": 0,
     "perfmodel.file_kinds": 0,
     "perfmodel.writing": 0,
     "perfmodel.reading": 0,

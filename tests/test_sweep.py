@@ -14,6 +14,7 @@ import pytest
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import rank_programs
+from perfmodel.progress import what_is_done
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import SweepResult, parse_vary, sweep
 from perfmodel.units import format_bytes
@@ -302,10 +303,16 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
         sweep(tmp_path / "none.yaml", {"batch.size": (1,)})
 
 
-def test_no_progress_where_stderr_is_no_terminal(toy: Path, answers: dict[int, Any], capsys: Any) -> None:
-    answers[2] = predicted(0.9, 1.0, 1.1)
-    sweep(toy, {"batch.size": (2,)}, progress=True)
-    assert capsys.readouterr() == ("", "")
+def test_which_configuration_is_predicted_is_said(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    def answer(*question: Any, **options: Any) -> Any:
+        said.append(what_is_done())
+        return predicted(0.9, 1.0, 1.1)
+
+    monkeypatch.setattr("perfmodel.sweep.predict", answer)
+    sweep(toy, {"batch.size": (2, 4)}, progress=True)
+    assert said == ["configuration 1 of 2", "configuration 2 of 2"]
 
 
 def test_a_time_that_is_hardly_known_is_ranked(toy: Path) -> None:

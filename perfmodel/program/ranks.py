@@ -12,6 +12,7 @@ from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.program import Program
 from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
+from perfmodel.program.size import within_limits
 from perfmodel.program.zero1 import by_dtype, owned_by_rank
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.optimizer_share import Parts, optimizer_on_host, with_optimizer
@@ -48,13 +49,11 @@ def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: b
     trace = _as_kept(get_trace(as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:
-        return (RankProgram(tuple(range(scenario.parallelism.dp)), data_parallel_program(scenario, trace)),)
-    found = []
-    for share in shares:
-        own = _optimizer_of(share, scenario, trace)
-        program = data_parallel_program(scenario, with_optimizer(trace, own, share.owners))
-        found.append(RankProgram(share.ranks, program))
-    return tuple(found)
+        (program,) = within_limits([data_parallel_program(scenario, trace)])
+        return (RankProgram(tuple(range(scenario.parallelism.dp)), program),)
+    stepping = (with_optimizer(trace, _optimizer_of(each, scenario, trace), each.owners) for each in shares)
+    programs = within_limits(data_parallel_program(scenario, each) for each in stepping)
+    return tuple(RankProgram(share.ranks, program) for share, program in zip(shares, programs, strict=True))
 
 
 def _optimizer_of(share: Share, scenario: Scenario, trace: Trace) -> Trace:
@@ -167,9 +166,7 @@ def _dealt(tensors: Sequence[TensorSpec], trained: Sequence[int], ranks: int) ->
     return [Share(tuple(of_ranks), own_tensors, own) for own_tensors, (of_ranks, own) in alike.items()]
 
 
-def _parts(
-    ranks: Iterable[int], parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()
-) -> Share:
+def _parts(ranks: Iterable[int], parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()) -> Share:
     """Those of which the ranks have no row cost nothing but their place among the norms. indices: of whole ones."""
     held = tuple(part for part in parts if part.numel)
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"

@@ -46,16 +46,17 @@ AT_MEASURED_HOST = "step_at_measured_host_speed"
 
 @dataclass(frozen=True)
 class Pair:
-    """One measurement with what was predicted for it, with and without kernel times measured for scenarios.
+    """One measurement with what was predicted for it.
 
-    without_exact_keys: None where the general grid does not cover all its operators. at_measured_host: at the host
-    speed that was measured beside the steps; None where it was not.
+    step_without_exact_keys_s: the predicted step without kernel times measured for scenarios; None where the general
+    grid does not cover all its operators. step_at_measured_host_s: at the host speed that was measured beside the
+    steps; None where it was not.
     """
 
     measurement: Measurement
     prediction: Prediction
-    without_exact_keys: Prediction | None
-    at_measured_host: Prediction | None = None
+    step_without_exact_keys_s: float | None
+    step_at_measured_host_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -188,12 +189,12 @@ def accuracy_card(pairs: Iterable[Pair]) -> Card:
 def _case(pair: Pair) -> Case:
     measurement, prediction = pair.measurement, pair.prediction
     predicted = _predicted(prediction)
-    if pair.without_exact_keys is not None:
-        predicted[WITHOUT_EXACT_KEYS] = pair.without_exact_keys.step_time_s
+    if pair.step_without_exact_keys_s is not None:
+        predicted[WITHOUT_EXACT_KEYS] = pair.step_without_exact_keys_s
     measured = _measured(measurement, prediction.largest_memory)
     measured[WITHOUT_EXACT_KEYS] = measured["step"]
-    if pair.at_measured_host is not None:
-        predicted[AT_MEASURED_HOST] = pair.at_measured_host.step_time_s
+    if pair.step_at_measured_host_s is not None:
+        predicted[AT_MEASURED_HOST] = pair.step_at_measured_host_s
         measured[AT_MEASURED_HOST] = measured["step"]
     low_s, high_s = prediction.interval_s
     return Case(

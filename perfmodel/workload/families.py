@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.limits import MOST_LAYERS
 
 if TYPE_CHECKING:
     from perfmodel.workload.scenario import ModelSection, Scenario
@@ -126,6 +127,11 @@ def check_model(model: ModelSection) -> None:
                 f"model.{name} must be left out for family {model.family!r}. It belongs to model.target."
             )
     whole = resolved(model)
+    if whole.layers is not None and whole.layers > MOST_LAYERS:
+        raise PerfModelError(
+            f"model.layers must be at most {MOST_LAYERS:,} (got {whole.layers:,}): each is traced. Ask for fewer, from "
+            "which more follow: time and memory grow by the same with each."
+        )
     if family.kind == "token":
         _check_transformer(whole)
 

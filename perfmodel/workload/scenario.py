@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from perfmodel.limits import MOST_GPUS, MOST_LAYERS
 from perfmodel.workload import families
 
 # Format history
@@ -33,6 +34,7 @@ SCENARIO_VERSION = 1
 
 Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]  # beyond, sizes of tensors overflow
 MicroBatches = Annotated[int, Field(ge=1, le=1024, strict=True)]  # each is simulated
+Ranks = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 
 
@@ -162,7 +164,7 @@ class PipelineSection(_Section):
     may have fewer blocks than it has time for. What was chosen is in the report; ``layers`` chooses otherwise.
     """
 
-    stages: Annotated[int, Field(ge=2, le=10**6, strict=True)]
+    stages: Annotated[int, Field(ge=2, le=MOST_LAYERS, strict=True)]
     schedule: Schedule = "1f1b"
     micro_batches: MicroBatches
     virtual_stages: Count = 1
@@ -178,7 +180,7 @@ class ParallelismSection(_Section):
     fsdp: of zero2 and zero3. pp: a pipeline, of which dp counts the replicas.
     """
 
-    dp: Count = 1
+    dp: Ranks = 1
     strategy: Literal["none", "naive", "flat", "overlap", "ddp", "zero1", "zero2", "zero3"] = "none"
     bucket_cap_mb: Annotated[float, Field(gt=0, le=10**6)] | None = None
     gradient_as_bucket_view: bool = False
@@ -200,9 +202,9 @@ class HardwareSection(_Section):
     """
 
     profile: str
-    gpus: Count = 1
+    gpus: Ranks = 1
     gpu_speeds: tuple[Annotated[float, Field(gt=0, le=100)], ...] | None = None
-    nodes: Count = 1
+    nodes: Ranks = 1
     interconnect: str | None = None
 
 

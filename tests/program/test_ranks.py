@@ -51,5 +51,5 @@ def test_a_million_ranks_cost_no_more_than_what_differs():
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_ranks_that_would_have_nothing_are_refused_at_once(strategy):
-    with pytest.raises(PerfModelError, match="parallelism.dp must leave every rank a part"):
+    with pytest.raises(PerfModelError, match=r"parallelism\.dp must leave every rank a part"):
         optimizer_shares(scenario(10**6, strategy), trace(SHAPES))

@@ -75,7 +75,7 @@ def measurement(name: str = "toy", **changes: object) -> Measurement:
 
 
 def pair(found: Measurement) -> Pair:
-    return Pair(found, prediction(), replace(prediction(), timeline=replace(prediction().timeline, step_time_s=50e-6)))
+    return Pair(found, prediction(), 50e-6)
 
 
 def test_the_peak_of_a_step_that_rebuilds_is_no_steady_peak() -> None:
@@ -116,14 +116,13 @@ def test_phases_of_a_pipeline_are_those_of_the_first_rank_whichever_is_shown() -
 
 
 def test_a_step_that_the_grid_does_not_cover() -> None:
-    (found,) = accuracy_card([replace(pair(measurement()), without_exact_keys=None)]).cases
+    (found,) = accuracy_card([replace(pair(measurement()), step_without_exact_keys_s=None)]).cases
     assert found.error("step_without_exact_keys") is None
 
 
 def test_a_step_at_the_host_speed_beside_it() -> None:
-    slow = replace(prediction(), timeline=replace(prediction().timeline, step_time_s=79e-6))
     found = measurement(host_reference_s=(2e-3, 3e-3))
-    (known,) = accuracy_card([replace(pair(found), at_measured_host=slow)]).cases
+    (known,) = accuracy_card([replace(pair(found), step_at_measured_host_s=79e-6)]).cases
     assert known.error("step") == pytest.approx(38 / 39.5 - 1)
     assert known.error("step_at_measured_host_speed") == pytest.approx(1.0)
     card = Card((known, replace(known, name="b", profile="other"), CARD.cases[0]))

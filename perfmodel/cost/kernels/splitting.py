@@ -38,10 +38,16 @@ def list_launches(sizes: list[int], lists: int) -> list[tuple[int, int]]:
     most = TENSORS_PER_LAUNCH[min(lists, len(TENSORS_PER_LAUNCH)) - 1]
     launches: list[tuple[int, int]] = []
     tensors, blocks, elements_here = 0, 0, 0
+    whole = BLOCKS_PER_LAUNCH * CHUNK_ELEMENTS
     for size in sizes:
         tensors += 1
         left = size
         while left > 0:
+            if not blocks and left > whole:  # of a tensor by itself
+                count = (left - 1) // whole
+                launches += [(BLOCKS_PER_LAUNCH, whole)] * count
+                left -= count * whole
+                tensors = 1
             taken = min(left, (BLOCKS_PER_LAUNCH - blocks) * CHUNK_ELEMENTS)
             blocks, elements_here, left = blocks - (-taken // CHUNK_ELEMENTS), elements_here + taken, left - taken
             full = blocks == BLOCKS_PER_LAUNCH or (tensors == most and left == 0)

@@ -41,6 +41,7 @@ from perfmodel.program.program import (
     PhaseRun,
     Program,
 )
+from perfmodel.program.size import within_limits
 from perfmodel.workload.joined_traces import join
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.optimizer_share import with_optimizer
@@ -64,7 +65,8 @@ def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, .
     PerfModelError
         If the schedule cannot run so, or a trace is not at hand and cannot be made.
     """
-    return tuple(_program(scenario, rank, actions) for rank, actions in enumerate(_actions(scenario, batches_all)))
+    every = _actions(scenario, batches_all)
+    return within_limits(_program(scenario, rank, actions) for rank, actions in enumerate(every))
 
 
 class Part(NamedTuple):

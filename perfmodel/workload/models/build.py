@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from perfmodel.errors import PerfModelError
+from perfmodel.limits import MOST_MODULES
+from perfmodel.progress import doing
 from perfmodel.workload import families
 from perfmodel.workload.models.target import build_target, make_target_inputs
 
@@ -48,7 +50,9 @@ def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
         raise PerfModelError(
             "training.compile must be false (got true): compiled steps are not modelled. Leave it out."
         )
-    module = build_target(scenario, allow_import) if scenario.model.target is not None else _build_family(scenario)
+    with doing("building the model"):
+        module = build_target(scenario, allow_import) if scenario.model.target is not None else _build_family(scenario)
+    _check_size(module)
     if scenario.precision in HALF:
         module = module.to(HALF[scenario.precision])
     if scenario.training.memory_format == "channels_last":
@@ -58,6 +62,15 @@ def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
     module.train()
     _checkpoint_blocks(module, scenario)
     return module
+
+
+def _check_size(module: nn.Module) -> None:
+    modules = sum(1 for _ in module.modules())
+    if modules > MOST_MODULES:
+        raise PerfModelError(
+            f"model: there must be at most {MOST_MODULES:,} modules in it (got {modules:,}): what each runs is traced. "
+            "Build fewer layers, from which more follow: time and memory grow by the same with each."
+        )
 
 
 def _build_family(scenario: Scenario) -> nn.Module:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import pipelining
 from torch.distributed.pipelining import _backward
 
+from perfmodel.progress import doing
 from perfmodel.workload.models.build import BLOCKS, build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.workload.models.stages import boundary_tensors, cut, loss_of, parameter_counts
 from perfmodel.workload.models.step import AUTOCAST_DTYPES, Mark, make_optimizer, update
@@ -172,8 +173,9 @@ def _trace(
         if split:
             stack.enter_context(_ordered_groups())
         recorder.learn_reference_counts()
-        for _ in range(2):
-            step.run(recorder.begin_segment)
+        for number in (1, 2):
+            with doing("tracing step", number, 2):
+                step.run(recorder.begin_segment)
             mark_optimizer_states(step.optimizer, recorder)
             taken.append(recorder.take_step())
     return parameters, taken, step.boundary(*received)

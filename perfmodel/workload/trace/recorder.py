@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import PerfModelError
+from perfmodel.limits import MOST_TRACED_OPERATORS
 from perfmodel.workload.trace.illusion import CPU, is_on_host, put_on_host
 from perfmodel.workload.trace.memory import (
     ALLOCATION_ORDER,
@@ -105,6 +106,7 @@ class Recorder(TorchDispatchMode):
         self._kind, self._a, self._b = array("b"), array("q"), array("q")
         self._touches = Touches()
         self._segments: list[tuple[str, int, int]] = []
+        self._operators = 0
         self.phase = ""
 
     def _emit(self, kind: EventKind, a: int, b: int = 0) -> None:
@@ -289,6 +291,12 @@ class Recorder(TorchDispatchMode):
         is_empty = bool(outputs) and not any(tensor.numel() for tensor in outputs)
         launches = (traits.launches or traits.is_lift) and not is_host_work and not is_empty
         number = self.table.add(traits.name, args, kwargs, outputs, on_host, launches)
+        self._operators += 1
+        if self._operators > MOST_TRACED_OPERATORS:
+            raise PerfModelError(
+                f"model: a step must run at most {MOST_TRACED_OPERATORS:,} operators to be traced (it runs more, "
+                f"{self._where()} at work). Ask for fewer layers or a shorter loop, from which more follow."
+            )
         event = len(self._kind)
         self._emit(EventKind.OP, number, self._node)
         if not on_host:

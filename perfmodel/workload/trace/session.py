@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfmodel.errors import PerfModelError
+from perfmodel.progress import doing
 from perfmodel.workload.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.workload.models.step import TrainingStep, make_optimizer
 from perfmodel.workload.models.target import target_at_work
@@ -84,8 +86,9 @@ def _trace(
         stack.enter_context(gradients_reported(list(module.parameters()), recorder, ledger))
         recorder.learn_reference_counts()
         stack.enter_context(target_at_work(scenario, module, lambda: recorder.phase))
-        for _ in range(steps):
-            step.run(recorder.begin_segment)
+        for number in range(1, steps + 1):
+            with doing("tracing step", number, steps):
+                step.run(recorder.begin_segment)
             mark_optimizer_states(optimizer, recorder)
             taken.append(recorder.take_step())
     return parameters, taken
@@ -164,7 +167,29 @@ def cuda_environment(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(cuda_autocast(policy.clear_cache))
         stack.enter_context(cuda_defaults())
         stack.enter_context(devices_answered(recorder))
+        stack.enter_context(sizes_in_range())
         yield
+
+
+@contextmanager
+def sizes_in_range() -> Iterator[None]:
+    """Refuse tensors whose bytes are beyond torch's integers.
+
+    Raises
+    ------
+    PerfModelError
+        If there is one.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        if "overflow" not in said:
+            raise
+        raise PerfModelError(
+            f"model: tensors must be smaller than 2^63 bytes (got {said}). Make batch.size, batch.sequence_length or "
+            "the model smaller."
+        ) from error
 
 
 @contextmanager

@@ -66,3 +66,10 @@ def test_split_of_few_results(results, values, along, expected):
 )
 def test_row_kernel(name, length, item_bytes, expected):
     assert row_kernel(name, length, item_bytes) == expected
+
+
+def test_launches_of_a_tensor_beyond_any_device_are_counted_at_once():
+    launch = 320 * 65536
+    assert list_launches([5, 10**13, 7], 1)[:2] == [(320, 319 * 65536 + 5), (320, launch)]
+    assert sum(elements for _, elements in list_launches([5, 10**13, 7], 1)) == 10**13 + 12
+    assert len(list_launches([10**13], 1)) == -(-(10**13) // launch)

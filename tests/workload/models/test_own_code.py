@@ -275,3 +275,15 @@ def test_the_path_is_as_before_even_when_the_import_fails(folder):
         assert sys.path[0] == str(folder)
         raise ZeroDivisionError
     assert sys.path == before
+
+
+def test_a_loop_over_too_many_operators_is_cut_short(folder, monkeypatch):
+    monkeypatch.setattr("perfmodel.workload.trace.recorder.MOST_TRACED_OPERATORS", 10)
+    text = refusal(scenario(folder, "Net"))
+    assert "at most 10 operators" in text
+
+
+def test_models_of_too_many_modules_are_not_traced(folder, monkeypatch):
+    monkeypatch.setattr("perfmodel.workload.models.build.MOST_MODULES", 2)
+    text = refusal(scenario(folder, "Net"))
+    assert "at most 2 modules" in text and "got 3" in text

@@ -1,0 +1,16 @@
+"""How much is predicted: sizes beyond which an answer would take minutes or gigabytes, each with its reason.
+
+Legitimate questions lie well inside: a model of 96 layers with 64 micro-batches takes 1.3 million operators, 46 seconds
+and 1.5 GB. What lies outside is refused in one sentence, before the work or, where only the work tells, in its midst.
+"""
+
+from __future__ import annotations
+
+MOST_LAYERS = 1024  # each is traced, 0.1 to 1 s; the deepest transformers that were published have 1,000
+MOST_MODULES = 200_000  # of a user's model, likewise; DeepSeek-V3, every expert on its own, has about 80,000
+MOST_PARAMETERS = 10**13  # of a model; the launches of an optimizer over more number in millions
+MOST_BYTES = 2**59  # of all tensors that a step makes, one after another; beyond, sums of sizes overflow
+MOST_TRACED_OPERATORS = 2_000_000  # of a step of at most two micro-batches: an hour of tracing
+MOST_OPERATORS = 5_000_000  # of a step, over all ranks whose programs differ: three minutes and 6 GB
+MOST_GPUS = 10**6  # each has its place in an answer; the largest clusters have a few hundred thousand
+MOST_MEASUREMENTS = 5_000  # in a folder to compare, three predictions each
