@@ -215,6 +215,7 @@ def test_all_that_a_shipped_scenario_traces_for_a_strategy_is_shipped(
     for tracer in ("session", "optimizer"):
         monkeypatch.setitem(sys.modules, f"perfmodel.workload.trace.{tracer}", None)
     monkeypatch.setattr("perfmodel.program.ranks.data_parallel_program", lambda *_: None)
+    monkeypatch.setattr("perfmodel.program.ranks.within_limits", tuple)
     scenario, _ = load_question(SHIPPED_SCENARIO, [f"parallelism.strategy={strategy}"])
     programs = rank_programs(scenario)
     assert sorted(rank for each in programs for rank in each.ranks) == [0, 1, 2, 3]
