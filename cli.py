@@ -145,8 +145,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
     "--only",
     multiple=True,
     metavar="KEY",
-    help="Measure just this kernel key again, a class of the grid (full-reductions), power, waiting, cache, or a "
-    "stage of an interconnect; repeatable.",
+    help="Measure just this again: a kernel's key, or a name below; repeatable.",
 )
 @click.option(
     "--budget",
@@ -160,7 +159,7 @@ def _refuse_strangers(interconnect: str | None) -> None:
 @click.option(
     "--interconnect",
     metavar="NAME",
-    help="Add an interconnect to the profile instead: nvlink, host-memory, two-nodes, or gloo on a CPU.",
+    help="Add an interconnect to the profile instead; gloo is that of a CPU.",
 )
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Processes that it joins.")
 @click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; the same on each.")

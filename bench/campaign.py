@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-CHUNK = 250
+CHUNK = 500
 MOST_MEMORY_BYTES = 6 * 2**30
 KEPT_A_KIND = 3
 SILENT_S = 240  # after which a process is killed: no limit of running.py stops it

@@ -12,6 +12,7 @@ from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
 from calibrate.output_lock import locked
 from calibrate.own_contention import OwnKernel, beside_of, own_kernels, together
+from calibrate.stage_names import GENERAL
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean
@@ -28,7 +29,6 @@ BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the la
 TIMEOUT_S = 400.0  # with that budget
 GROUP = "group of "  # begins the names of the stages that connect groups and time their collectives
 OF_GPUS = ("contention", "transfers")
-GENERAL = ("calls", "collective calls", "collectives", "p2p", "contention", "transfers")
 
 
 def calibrate_interconnect(

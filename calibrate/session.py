@@ -22,6 +22,7 @@ from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobser
 from calibrate.opening import Wanted, check_output_name, opened, wanted_of
 from calibrate.output_lock import locked
 from calibrate.progress import Progress
+from calibrate.stage_names import CACHE, OTHER_STAGES, POWER, WAITING
 from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.costs import kernel_costs
@@ -42,7 +43,6 @@ SHORT_SOAK_S = 1.0
 SOAK_SHARE = 0.1  # of the budget that a soak may take
 USUAL_S = {"waiting": 34.0, "cache": 3.0, "power": 8.0}  # on a GPU, of stages that are measured whole or not at all
 NEAR = 0.5  # of the device time: below, the device is what takes long
-POWER, WAITING, CACHE = OTHER_STAGES = ("power", "waiting", "cache")  # that --only may name
 
 
 def calibrate(

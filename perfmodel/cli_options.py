@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from perfmodel.cli_help import TaughtGroup
 from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.terminal import INTERRUPTED, safe_stderr, safe_stdout, sentence, write
 
@@ -20,10 +21,12 @@ FILE = click.Path(path_type=Path)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
-class OneLineErrors(click.Group):
+class OneLineErrors(TaughtGroup):
     """Every way to end: what a user can mend is one line on stderr and exit code 1, a wrong option is click's usage and
     2, Ctrl-C one line and 130, a reader that has gone nothing and 141. Anything else keeps its traceback.
     """
+
+    group_class = TaughtGroup
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         if not standalone_mode:  # whoever calls sees to the rest

@@ -37,6 +37,7 @@ LAYERS = {
     "perfmodel.comparison": 8,
     "perfmodel.fitting": 8,
     "perfmodel.sweep": 8,
+    "perfmodel.cli_help": 9,
     "perfmodel.cli_options": 9,
     "calibrate": 9,
     "validate": 9,

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from tests.campaign.combinations import combinations
 from tests.campaign.documents import PROFILE, SCENARIOS, File, sound
 from tests.campaign.mutations import assignments, files, options, subcommand, variations, words
 
@@ -37,7 +38,7 @@ class Example:
 
 def examples() -> SearchStrategy[Example]:
     """Of every command; the more, the more it reads."""
-    kinds = [("scenario", 6), ("profile", 6), ("set", 4), ("options", 2), ("sweep", 3), ("diff", 3), ("compare", 3), ("show", 2),
+    kinds = [("scenario", 6), ("combination", 4), ("profile", 6), ("set", 4), ("options", 2), ("sweep", 3), ("diff", 3), ("compare", 3), ("show", 2),
              ("import", 3), ("topology", 2), ("validate", 2), ("calibrate", 1), ("names", 1)]  # fmt: skip
     return st.sampled_from([kind for kind, weight in kinds for _ in range(weight)]).flatmap(_of)
 
@@ -68,6 +69,15 @@ def _scenario(draw: DrawFn) -> Example:
     lying[SCENARIO] = draw(files(lying[SCENARIO].base))
     allowed = ["--allow-import"] if lying[SCENARIO].base.endswith("target") else []
     return Example("predict", ("predict", SCENARIO, *draw(_json()), *allowed), lying)
+
+
+@st.composite
+def _combination(draw: DrawFn) -> Example:
+    """A scenario whose every value is one that its key can have, though not all of them go together."""
+    tree = draw(combinations())
+    edits = tuple(((key,), "set", value) for key, value in tree.items())
+    lying = {SCENARIO: File("scenario/tiny", edits), PROFILE: File("profile")}
+    return Example("predict", ("predict", SCENARIO, *draw(_json())), lying)
 
 
 @st.composite

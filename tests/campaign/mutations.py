@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import click
@@ -77,15 +79,30 @@ def paths(draw: DrawFn, tree: Any) -> list[Any]:
     return path
 
 
+def _near(value: Any) -> SearchStrategy[Any]:
+    """Of the same type."""
+    if isinstance(value, bool):
+        return st.booleans()
+    if isinstance(value, (int, float)):
+        kind = type(value)
+        return st.sampled_from([0, 1e-3, 0.5, 1.5, 2, 10, 1e3, 1e6, -1]).map(lambda factor: kind(value * factor))
+    if isinstance(value, list):
+        return st.sampled_from([value[:-1], value * 2, value[::-1], value[:1]])
+    if isinstance(value, dict):
+        return st.sampled_from([dict(list(value.items())[keep]) for keep in (slice(1), slice(1, None), slice(0, 0))])
+    return words() | st.sampled_from(
+        ["fp32", "bf16", "fp16", "nccl", "gloo", "cpu", "cuda", str(value).upper(), f"{value}x"]
+    )
+
+
 @st.composite
 def edits(draw: DrawFn, tree: Any) -> tuple[Any, ...]:
     path = draw(paths(tree))
-    action = draw(st.sampled_from(["set", "set", "set", "remove", "add", "rename", "again", "move"]))
+    action = draw(st.sampled_from(["set", "set", "set", "near", "near", "remove", "add", "rename", "again", "move"]))
+    if action == "near":  # of the right type
+        return path, "set", draw(_near(reduce(getitem, path, tree)))
     if action == "move":  # a value of another place
-        there = draw(paths(tree))
-        value = tree
-        for key in there:
-            value = value[key]
+        value = reduce(getitem, draw(paths(tree)), tree)
         return path, "set", value if len(str(value)) < 10_000 else None
     if action == "add":
         return path, action, [draw(words()), draw(values())]

@@ -53,7 +53,7 @@ def run(example: Example) -> Outcome:
         try:
             for name, file in example.files.items():
                 lay(file, Path(name))
-            with _nothing_is_measured(), _limited() as reached:
+            with _nothing_is_measured(example.command), _limited() as reached:
                 start_s = time.process_time()
                 result = CliRunner().invoke(cli.main, list(example.arguments), env={"COLUMNS": "100"})
                 cpu_s = time.process_time() - start_s
@@ -64,13 +64,13 @@ def run(example: Example) -> Outcome:
 
 
 @contextmanager
-def _nothing_is_measured() -> Iterator[None]:
+def _nothing_is_measured(command: str) -> Iterator[None]:
     """calibrate and validate read and refuse, and end before they would measure."""
-    try:
-        from validate.run import Outcome as Measured
-    except ModuleNotFoundError:  # no torch: so do the commands
+    if command not in ("calibrate", "validate"):
         yield
         return
+    from validate.run import Outcome as Measured
+
     with ExitStack() as stack:
         for name, answer in (
             ("calibrate.session.calibrate", None),
