@@ -1,0 +1,39 @@
+"""A hundred and fifty mutated inputs, and every one that once failed. bench/campaign.py runs thousands, with tracing."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.campaign.commands import Example, examples
+from tests.campaign.running import run
+
+FOUND = Path(__file__).parent / "found"
+LOADED_FIRST = ("calibrate.session", "calibrate.interconnect_session", "validate.run")  # what running.py replaces
+
+
+@pytest.fixture
+def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracing takes seconds an example. Shipped traces are there; of others perfmodel says what they need."""
+    for name in LOADED_FIRST:
+        importlib.import_module(name)
+    for name in ("session", "optimizer", "part"):
+        monkeypatch.setitem(sys.modules, f"perfmodel.workload.trace.{name}", None)
+
+
+@pytest.mark.usefixtures("nothing_is_traced")
+@settings(max_examples=150, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(examples())
+def test_mutated_inputs_end_in_an_answer_or_one_sentence(example: Example) -> None:
+    outcome = run(example)
+    assert outcome.fault is None, outcome.output
+
+
+@pytest.mark.parametrize("path", sorted(FOUND.glob("*.json")), ids=lambda path: path.stem)
+def test_inputs_that_once_failed(path: Path) -> None:
+    outcome = run(Example.from_json(path.read_text()))
+    assert outcome.fault is None, outcome.output
