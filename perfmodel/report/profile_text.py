@@ -49,7 +49,8 @@ def profile_report(profile: Profile) -> RenderableType:
 def _machine(profile: Profile) -> Table:
     device, launch = profile.device, profile.launch
     table = Table.grid(padding=(0, 3))
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(style="cyan", overflow="fold")  # the longest names are wider than a terminal
+    table.add_column(overflow="fold")
     table.add_row("memory", format_bytes(device.memory_bytes))
     if device.peak_memory_bytes_per_s is not None:
         table.add_row("datasheet bandwidth", format_bytes_per_s(device.peak_memory_bytes_per_s))

@@ -158,13 +158,13 @@ def simulate_memory(
         Complete, or up to the request that did not fit and, in ``unlimited``, complete as if the device had no limit.
     """
     outside_bytes = profile.memory.context_bytes + communicators_bytes
-    limit = profile.device.memory_bytes - outside_bytes if profile.device.memory_bytes else None
+    limit_bytes = profile.device.memory_bytes - outside_bytes
     scripts = memory_scripts(program.operations, profile, matmul_tf32)
 
     def walked(limit_bytes: int | None) -> MemoryTimeline:
         return _Walk(program, scripts, profile.memory, CachingAllocator(limit_bytes), outside_bytes).walked()
 
-    found = walked(limit)
+    found = walked(limit_bytes)
     return found if found.fits else replace(found, unlimited=walked(None))
 
 

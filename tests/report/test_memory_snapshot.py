@@ -21,6 +21,7 @@ from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
 
 MIB = 2**20
+PLENTY_BYTES = 2**50
 SPEC = TensorSpec.parse("float32[1024,1024]")
 # Opcodes that the viewer's unpickler knows.
 VIEWER_OPCODES = {
@@ -54,7 +55,7 @@ def small_program() -> Program:
     return single_device_program(trace)
 
 
-def memory_of(program: Program, memory_bytes: int = 0) -> MemoryTimeline:
+def memory_of(program: Program, memory_bytes: int = PLENTY_BYTES) -> MemoryTimeline:
     device = Device(kind="cuda", name="test", memory_bytes=memory_bytes)
     return simulate_memory(program, Profile(name="test", device=device, memory=MemoryConstants()))
 

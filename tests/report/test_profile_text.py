@@ -119,6 +119,16 @@ def test_copies_by_size() -> None:
     assert "d2h pinned" not in text
 
 
+def test_a_name_wider_than_the_terminal_leaves_room_for_values() -> None:
+    long = "scenarios." + "x" * 100
+    text = rendered(profile_report(PROFILE.model_copy(update={"provenance": {long: "of another node"}})), width=80)
+    rows = [(line[:37].strip(), line[37:].strip()) for line in text.splitlines()]
+    assert ("memory", "1 GiB") in rows
+    assert "of another node" in text
+    whole = "".join(name for name, _ in rows)
+    assert long in whole
+
+
 def test_datasheet_only() -> None:
     bare = Profile(name="bare", device=Device(kind="cpu", name="CPU", memory_bytes=512))
     assert rendered(profile_report(bare)) == (

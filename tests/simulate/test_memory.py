@@ -19,6 +19,7 @@ from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 MIB = 2**20
+PLENTY_BYTES = 2**50
 RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_steps"
 CASES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.glob("*.json.gz"))
 
@@ -53,7 +54,9 @@ def program_of(
     return single_device_program(trace, accumulation)
 
 
-def profile_of(memory_bytes: int = 0, kernels: dict[str, KernelRecord] | None = None, **constants: int) -> Profile:
+def profile_of(
+    memory_bytes: int = PLENTY_BYTES, kernels: dict[str, KernelRecord] | None = None, **constants: int
+) -> Profile:
     return Profile(
         name="test",
         device=Device(kind="cuda", name="test", memory_bytes=memory_bytes, multiprocessors=132),

@@ -18,7 +18,7 @@ from perfmodel.simulate.request_place import RequestPlace
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace_file import EventKind, StorageKind
 from perfmodel.workload.trace_store import get_trace
-from tests.simulate.test_memory import MIB, profile_of, program_of, step_events, training_program
+from tests.simulate.test_memory import MIB, PLENTY_BYTES, profile_of, program_of, step_events, training_program
 
 TINY = Path(__file__).parents[2] / "scenarios" / "tiny-cpu.yaml"
 CONTEXT_BYTES = 500 * MIB
@@ -31,7 +31,6 @@ def tiny_program() -> Program:
 
 @cache
 def walked(memory_bytes: int) -> MemoryTimeline:
-    """memory_bytes: 0 for no limit."""
     device = Device(kind="cuda", name="test", memory_bytes=memory_bytes, multiprocessors=132)
     profile = Profile(name="test", device=device, memory=MemoryConstants(context_bytes=CONTEXT_BYTES))
     return simulate_memory(tiny_program(), profile)
@@ -39,7 +38,7 @@ def walked(memory_bytes: int) -> MemoryTimeline:
 
 @given(st.data())
 def test_every_capacity_has_a_verdict_and_more_memory_never_hurts(data: st.DataObject) -> None:
-    needed_bytes = walked(0).needed_bytes
+    needed_bytes = walked(PLENTY_BYTES).needed_bytes
     capacities = st.one_of(st.integers(1, 2 * needed_bytes), st.integers(CONTEXT_BYTES, needed_bytes))
     low, high = sorted((data.draw(capacities), data.draw(capacities)))
     smaller, larger = walked(low), walked(high)
@@ -49,7 +48,7 @@ def test_every_capacity_has_a_verdict_and_more_memory_never_hurts(data: st.DataO
         assert found.fits or found.missing_bytes == needed_bytes - capacity_bytes > 0
         if capacity_bytes >= needed_bytes:
             assert (found.fits, found.retries) == (True, 0)
-        if capacity_bytes < walked(0).first.peak_allocated_bytes + CONTEXT_BYTES:
+        if capacity_bytes < walked(PLENTY_BYTES).first.peak_allocated_bytes + CONTEXT_BYTES:
             assert not found.fits
         if not found.fits:
             assert found.place is not None
