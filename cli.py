@@ -21,7 +21,7 @@ from perfmodel.cli_options import (
 )
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEMORY_SNAPSHOT
-from perfmodel.progress import shown
+from perfmodel.progress import doing, shown
 from perfmodel.terminal import print_rich, sentence, write
 from perfmodel.writing import check_folder, check_writable
 
@@ -54,14 +54,20 @@ def predict(
     no_exact_keys: bool,
     **question: Any,
 ) -> None:
-    """Predict step time, memory, timeline and bottleneck of SCENARIO."""
+    """Predict step time, memory, timeline and bottleneck of SCENARIO.
+
+    Work that takes over two seconds says on stderr what it does (PERFMODEL_PROGRESS=off keeps it quiet). What would
+    take far longer is refused: docs/limits.md lists the limits, such as 1,024 layers, a million GPUs and 5,000,000
+    operators in a step.
+    """
     _check_outputs(plot, trace, memory_snapshot)
     prediction = _predict(scenario_file, exact=not no_exact_keys, **question)
     fitting = None
     if prediction.fits is False:
         from perfmodel.fitting import what_fits
 
-        fitting = what_fits(prediction)
+        with shown(), doing("trying what would fit"):
+            fitting = what_fits(prediction)
     if as_json:
         from perfmodel.report.json_report import json_report
 
@@ -79,16 +85,20 @@ def predict(
     if plot is not None:
         from perfmodel.report.plots import save_plots
 
-        wrote(save_plots(prediction, plot))
+        with shown(), doing("drawing plots"):
+            plots = save_plots(prediction, plot)
+        wrote(plots)
     if trace is not None:
         from perfmodel.report.chrome_trace import save_chrome_trace
 
-        save_chrome_trace(prediction, trace)
+        with shown(), doing("writing the trace"):
+            save_chrome_trace(prediction, trace)
         wrote([trace])
     if memory_snapshot is not None:
         from perfmodel.report.memory_snapshot import save_memory_snapshot
 
-        rank = save_memory_snapshot(prediction, memory_snapshot)
+        with shown(), doing("writing the memory snapshot"):
+            rank = save_memory_snapshot(prediction, memory_snapshot)
         wrote([memory_snapshot], "" if rank is None else f" of rank {rank}")
 
 

@@ -27,6 +27,7 @@ from perfmodel.simulate.provenance import (
     retry_warnings,
     scaled_share,
     scaling_assumptions,
+    sharding_warnings,
     unsteady_warnings,
 )
 from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
@@ -146,6 +147,7 @@ def _predict(
         warnings=(
             *_warnings([each.kernels for each in figures.values()], together, profile, scenario),
             *unsteady_warnings([timelines[at].step_time_s for at in along]),
+            *sharding_warnings(scenario, step.program),
             *retry_warnings(memories),
         ),
     )

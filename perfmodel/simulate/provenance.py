@@ -14,12 +14,13 @@ from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
+from perfmodel.program.fsdp_groups import blocks_of
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
-from perfmodel.workload.scenario import Scenario
+from perfmodel.workload.scenario import FsdpSection, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.simulate.memory import MemoryTimeline
@@ -226,6 +227,23 @@ def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:
         yield (
             f"ranks were still drifting apart after all steps that were simulated ({format_seconds(shortest_s)} to "
             f"{format_seconds(longest_s)} a step); the longest is shown"
+        )
+
+
+def sharding_warnings(scenario: Scenario, program: Program) -> Iterator[str]:
+    """Where fully_shard was asked for groups of repeated blocks and none are known: it shards all as one group."""
+    section = scenario.parallelism
+    if section.strategy not in ("zero2", "zero3") or section.dp == 1 or blocks_of(program.trace):
+        return
+    if (section.fsdp or FsdpSection()).wrap == "blocks":
+        remedy = (
+            f"{scenario.model.family} has none"
+            if scenario.model.target is None
+            else "name them by model.blocks, or ask for one group by parallelism.fsdp.wrap: root"
+        )
+        yield (
+            "no repeated blocks are known, so fully_shard gathers and reduces all parameters at once, as one group: "
+            f"{remedy}"
         )
 
 

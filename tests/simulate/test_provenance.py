@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
@@ -13,6 +14,7 @@ from perfmodel.cost.kernels.estimates import spread_of_factor
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
+from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.provenance import (
     Talk,
@@ -24,11 +26,14 @@ from perfmodel.simulate.provenance import (
     message_assumptions,
     scaled_share,
     scaling_assumptions,
+    sharding_warnings,
     unsteady_warnings,
 )
 from perfmodel.simulate.timeline import Communication
-from perfmodel.workload.scenario_file import with_assignments
+from perfmodel.workload.scenario_file import load_question, with_assignments
+from perfmodel.workload.trace_file import EventKind
 from tests.report.synthetic import prediction, profile, timeline
+from tests.test_imports import ROOT
 
 EXACT = CollectiveCost(1.0, 0.0, "exact", 0.0, 0.0)
 FAR = CollectiveCost(3.0, 0.0, "extrapolated", 0.0, 0.0)
@@ -253,3 +258,21 @@ def test_torch_s_version_says_how_single_messages_are_posted(torch: str, batched
     (found,) = message_assumptions([program(EXCHANGED), program(SENT)], known)
     assert found.startswith(f"single messages {words}")
     assert list(message_assumptions([program(EXCHANGED), program(SIZE)], known)) == []
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_sharding_without_blocks_is_said_to_be_one_group(strategy: str) -> None:
+    scenario, _ = load_question(ROOT / "scenarios/gpt2.7b-zero3.yaml", [f"parallelism.strategy={strategy}"])
+    known = rank_programs(scenario)[0].program
+    steady = known.trace.steady
+    is_border = (steady.kind == EventKind.BLOCK_ENTER) | (steady.kind == EventKind.BLOCK_EXIT)
+    kind = np.where(is_border, EventKind.NODE, steady.kind)
+    unknown = replace(known, trace=replace(known.trace, steady=replace(steady, kind=kind)))
+    assert list(sharding_warnings(scenario, known)) == []
+    (warning,) = sharding_warnings(scenario, unknown)
+    assert "one group" in warning
+    target = scenario.model.model_copy(update={"family": None, "target": "nets:Net"})
+    (warning,) = sharding_warnings(scenario.model_copy(update={"model": target}), unknown)
+    assert "model.blocks" in warning and "parallelism.fsdp.wrap: root" in warning
+    asked, _ = load_question(ROOT / "scenarios/gpt2.7b-zero3.yaml", ["parallelism.fsdp.wrap=root"])
+    assert list(sharding_warnings(asked, unknown)) == []
