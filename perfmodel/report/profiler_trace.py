@@ -15,12 +15,10 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
 from perfmodel.report.chrome_trace import STEP_TIME
+from perfmodel.report.trace_events import ANNOTATIONS, CALLS, DEVICE_WORK, LAUNCHES, REMEDY, checked_slices
 from perfmodel.simulate.timeline import merged
 from perfmodel.units import US
 
-REMEDY = "Export one with torch.profiler's export_chrome_trace."
-LAUNCHES = {"cuda_runtime", "cuda_driver"}
-DEVICE_WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 HALF_A_NANOSECOND_US = 0.0005
 COMMUNICATION = ("ncclDevKernel", "ncclKernel")  # begins the names of NCCL's kernels
 
@@ -74,15 +72,17 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
         If the file is not such a trace, or no operator runs in it, or none of the rank that it names.
     """
     data = read_foreign_json(path, "a profiler trace", REMEDY, LARGEST_TRACE_BYTES)
-    rank = _rank(data)
-    events = [event for event in _of_one_rank(_slices(path, data), rank) if not _is_communication(event)]
+    rank, slices = _rank(data), checked_slices(path, data)
+    events = [event for event in _of_one_rank(slices, rank) if not _is_communication(event)]
     on_device = _on_device(events, known)
     operators = on_device or _on_host(events, known)
     if not operators:
         raise PerfModelError(f"{path}: a profiler trace must hold operators that ran (got none). {REMEDY}")
     chosen, step_s = _last_step(operators, _step_starts(events), _stated_step_s(data))
     covered_s = float(np.sum(np.diff(merged(stretch for placed in chosen for stretch in placed.ran_s))))
-    communicates = any(_is_communication(event) for event in _slices(path, data))
+    if not (step_s > 0 and covered_s > 0):
+        raise PerfModelError(f"{path}: a profiler trace must hold a step that takes time (got {step_s:g} s). {REMEDY}")
+    communicates = any(map(_is_communication, slices))
     return RecordedStep(
         tuple(placed.operator for placed in chosen), step_s, covered_s, bool(on_device), rank, communicates
     )
@@ -106,24 +106,13 @@ def _of_one_rank(events: list[dict[str, Any]], rank: int | None) -> list[dict[st
     """torch's profiler records one process, and numbers it as the system does; where several are in the file, as
     perfmodel writes a pipeline's, each has its rank's number.
     """
-    if len({event.get("pid") for event in _of(events, {"cpu_op"})}) < 2:
+    if len({event.get("pid") for event in _of(events, CALLS)}) < 2:
         return events
     return [event for event in events if event.get("pid") == rank]
 
 
 def _is_communication(event: dict[str, Any]) -> bool:
     return event.get("cat") == "kernel" and str(event.get("name", "")).startswith(COMMUNICATION)
-
-
-def _slices(path: Path, data: Any) -> list[dict[str, Any]]:
-    events = data.get("traceEvents") if isinstance(data, dict) else data
-    if not isinstance(events, list):
-        raise PerfModelError(f"{path}: a profiler trace must hold a list traceEvents (got none). {REMEDY}")
-    return [
-        event
-        for event in events
-        if isinstance(event, dict) and event.get("ph") == "X" and "ts" in event and "dur" in event
-    ]
 
 
 @dataclass(frozen=True)
@@ -167,7 +156,7 @@ def _placed(name: str, launched_us: float, kernels: list[dict[str, Any]]) -> _Pl
 
 def _on_host(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
     """Where nothing was launched (a CPU): the outermost known calls themselves."""
-    calls = _of(events, {"cpu_op"})
+    calls = _of(events, CALLS)
     owner = _owners(events, calls, known)
     outermost = {id(owner[id(call)]): owner[id(call)] for call in calls if _bare(owner[id(call)]) in known}
     placed = [_placed(_bare(call), float(call["ts"]), [call]) for call in outermost.values()]
@@ -180,7 +169,7 @@ def _owners(
     """For each of ``inner`` (by id) the operator call it counts for: see :func:`load_step`."""
     threads: dict[object, list[dict[str, Any]]] = defaultdict(list)
     wanted = {id(event) for event in inner}
-    for event in [*_of(events, {"cpu_op"}), *(event for event in inner if event["cat"] != "cpu_op")]:
+    for event in [*_of(events, CALLS), *(event for event in inner if event["cat"] != "cpu_op")]:
         threads[(event.get("pid"), event.get("tid"))].append(event)
     owners = {}
     for members in threads.values():
@@ -205,7 +194,7 @@ def _step_starts(events: list[dict[str, Any]]) -> list[float]:
     """When the host began each profiler step, microseconds."""
     return sorted(
         float(event["ts"])
-        for event in _of(events, {"user_annotation"})
+        for event in _of(events, ANNOTATIONS)
         if str(event.get("name", "")).startswith("ProfilerStep#")
     )
 

@@ -86,6 +86,54 @@ def test_calls_of_another_thread_do_not_own_a_launch(tmp_path: Path) -> None:
     assert load_step(written(tmp_path, events), {"mm", "add"}).operators == (operator("add", 20, 3, 1),)
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"ts": "soon"}, "ts must be a number up to 1e+18 (got 'soon')"),
+        ({"ts": float("nan")}, "ts must be a number up to 1e+18 (got nan)"),
+        ({"ts": [1]}, "ts must be a number"),
+        ({"ts": 10**400}, "ts must be a number"),
+        ({"dur": None}, "dur must be a number up to 1e+18 (got None)"),
+        ({"dur": float("inf")}, "dur must be a number"),
+        ({"dur": -1}, "dur must be at least 0 (got -1)"),
+        ({"args": []}, "args must be a mapping (got [])"),
+        ({"args": None}, "args must be a mapping (got None)"),
+        ({"args": {"correlation": [1]}}, "args.correlation must be text or a whole number (got [1])"),
+        ({"pid": {}}, "pid must be text or a whole number (got {})"),
+        ({"tid": [7]}, "tid must be text or a whole number (got [7])"),
+        ({"name": 1.5}, "name must be text or a whole number (got 1.5)"),
+    ],
+)
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_odd_events_are_refused_with_their_place(tmp_path: Path, position: int, changes: Event, rule: str) -> None:
+    events = [slice_of("cpu_op", "aten::mm", 0, 10), launch(2, 1), kernel(20, 3, 1)]
+    events[position] |= changes
+    path = written(tmp_path, events)
+    with pytest.raises(PerfModelError) as raised:
+        load_step(path, {"mm"})
+    assert str(raised.value).startswith(f"{path}: traceEvents[{position}].{rule}")
+
+
+def test_events_that_are_not_used_may_be_odd(tmp_path: Path) -> None:
+    odd: list[Any] = [3, None, [], {"ph": "X"}, {"ph": "X", "cat": [], "ts": "", "dur": ""}]
+    odd += [slice_of("python_function", "f", float("nan"), -1), {"ph": ["X"], "cat": "kernel", "ts": 1, "dur": 1}]
+    events = [*odd, slice_of("cpu_op", "aten::mm", 0, 10), launch(2, 1), kernel(20, 3, 1)]
+    assert load_step(written(tmp_path, events), {"mm"}).operators == (operator("mm", 20, 3, 1),)
+
+
+@pytest.mark.parametrize(
+    ("events", "rule"),
+    [
+        ([kernel(20, 0, 1)], "must hold a step that takes time (got 0 s)"),
+        ([slice_of("cpu_op", "aten::mm", 0, 0)], "must hold a step that takes time (got 0 s)"),
+    ],
+)
+def test_a_step_takes_time(tmp_path: Path, events: list[Event], rule: str) -> None:
+    with pytest.raises(PerfModelError) as raised:
+        load_step(written(tmp_path, events), {"mm"})
+    assert rule in str(raised.value)
+
+
 def test_last_step_that_another_follows(tmp_path: Path) -> None:
     events = [slice_of("cpu_op", "aten::add", 0.0, 1), launch(0.2, 99), kernel(5, 1, 99)]
     for number, start in enumerate((10.0, 20.0, 30.0)):
