@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import CARD, CARD_NUMBERS
 from perfmodel.files import upgrade
 from perfmodel.hardware.measurement import Measurement
@@ -24,6 +25,7 @@ from perfmodel.reading import read_json
 from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
 from perfmodel.report.strategies import Layout, layout_of
+from perfmodel.schema import validated
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
@@ -34,6 +36,7 @@ from perfmodel.writing import check_writable, write_atomically
 # 1  first
 CARD_VERSION = 1
 REMEDY = "Write it again with `perfmodel compare`."
+CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 LARGEST_WORSENING = 0.003  # of a class's mean absolute error
 
 # Which measured phases a part of the step is; together they are the step.
@@ -85,11 +88,22 @@ class Case:
     layout: Layout | None = None
     rank_peaks: dict[str, RankPeaks] = field(default_factory=dict)
     measured_at: str = ""
+    __pydantic_config__ = CHECKED
 
     def error(self, quantity: str) -> float | None:
         """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
         measured, predicted = self.measured.get(quantity), self.predicted.get(quantity)
         return None if not measured or predicted is None else predicted / measured - 1
+
+
+class _CardFile(BaseModel):
+    """The card as plain data."""
+
+    model_config = CHECKED
+
+    version: Literal[1]
+    summary: dict[str, Any] = {}
+    cases: Annotated[tuple[Case, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -355,24 +369,8 @@ def load_card(path: Path) -> Card:
         If it is not a whole card.
     """
     data = upgrade(path, read_json(path, "an accuracy card", REMEDY), CARD_VERSION, {}, REMEDY)
-    try:
-        return Card(tuple(_loaded(case) for case in data["cases"]))
-    except (KeyError, TypeError) as error:
-        raise PerfModelError(f"{path}: an accuracy card must hold whole cases ({error}). {REMEDY}") from error
-
-
-def _loaded(case: dict[str, Any]) -> Case:
-    layout = case.get("layout")
-    rebuilt = {
-        "host_reference_s": tuple(case.get("host_reference_s", ())),
-        "settings": {name: (digest, value) for name, (digest, value) in case.get("settings", {}).items()},
-        "layout": None if layout is None else Layout(**layout),
-        "rank_peaks": {
-            quantity: tuple(None if pair is None else (pair[0], pair[1]) for pair in pairs)
-            for quantity, pairs in case.get("rank_peaks", {}).items()
-        },
-    }
-    return Case(**{**case, **rebuilt})
+    with naming(path):
+        return Card(validated(_CardFile, data, "card", REMEDY).cases)
 
 
 def _rounded(value: Any) -> Any:

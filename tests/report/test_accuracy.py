@@ -224,6 +224,12 @@ def test_card_file(tmp_path: Path) -> None:
         save_card(CARD, "text", tmp_path / "card.txt")
 
 
+def changed(**keys: object) -> dict[str, object]:
+    """A card of one case with these keys of the case."""
+    data = json.loads(json.dumps(card_json(CARD)))
+    return data | {"cases": [data["cases"][0] | keys]}
+
+
 def test_card_summary() -> None:
     assert card_json(CARD)["summary"]["step"]["class amp"] == {
         "cases": 2,
@@ -240,8 +246,19 @@ def test_card_summary() -> None:
     ("data", "sentence"),
     [
         ({"version": 2, "cases": []}, "version must be at most 1"),
-        ({"version": 1}, r"an accuracy card must hold whole cases \('cases'\)"),
-        ({"version": 1, "cases": [{"name": "a"}]}, "an accuracy card must hold whole cases"),
+        ({"version": 1}, r"cases must be given\. Write it again"),
+        ({"version": 1, "cases": [{"name": "a"}]}, r"cases\.0\.\w+ must be given\. Write it again"),
+        ({"version": 1, "cases": []}, "cases must"),
+        ({"version": 1, "cases": 3}, r"cases must be a list \(got 3\)"),
+        (changed(measured={"step": "long"}), r"cases\.0\.measured\.step must be a number \(got 'long'\)"),
+        (changed(measured={"step": "nan"}), r"cases\.0\.measured\.step must be a finite number"),
+        (changed(predicted=[]), r"cases\.0\.predicted must be "),
+        (changed(name=None), r"cases\.0\.name must be a string"),
+        (changed(host_reference_s=1.0), r"cases\.0\.host_reference_s must be a list"),
+        (changed(settings={"precision": ["digest"]}), r"cases\.0\.settings\.precision must"),
+        (changed(layout={"work": "digest"}), r"cases\.0\.layout\.place must be given"),
+        (changed(rank_peaks={"peak_allocated": [[1]]}), r"cases\.0\.rank_peaks\.peak_allocated\.0"),
+        (changed(spred=0.1), r"cases\.0\.spred must be"),
         ([], "an accuracy card must be a JSON object"),
     ],
 )
