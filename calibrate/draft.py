@@ -7,15 +7,21 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
 
 from calibrate.jobs import Job
 from calibrate.timing import Samples
+from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import SAMPLES
 from perfmodel.files import check_version
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
+from perfmodel.hardware.quantities import SECTION, Count
 from perfmodel.reading import read_json
-from perfmodel.workload.ops import decode_operation, encode_operation
+from perfmodel.schema import validated
+from perfmodel.workload.ops import Operation, decode_operation, encode_operation
+from perfmodel.workload.trace_file import MALFORMED
 from perfmodel.writing import write_atomically
 
 # Format history of the samples file
@@ -112,7 +118,37 @@ class Draft:
             return
         data = read_json(self.samples_path, "raw samples", SAMPLES_REMEDY)
         check_version(self.samples_path, data, SAMPLES_VERSION, SAMPLES_REMEDY)
-        for key, row in data["kernels"].items():
-            self.jobs[key] = Job(key, decode_operation(row["operation"]), row["tf32"], row["origin"])
-            if row["values_s"]:
-                self.samples[key] = Samples(tuple(row["values_s"]), row["calls"])
+        with naming(self.samples_path):
+            rows = validated(_SamplesFile, data, "samples", SAMPLES_REMEDY).kernels
+            for key, row in rows.items():
+                self.jobs[key] = Job(key, _decoded(key, row.operation), row.tf32, row.origin)
+                if row.values_s:
+                    self.samples[key] = Samples(row.values_s, row.calls)
+
+
+class _SamplesRow(BaseModel):
+    """What the file says of one kernel key."""
+
+    model_config = SECTION
+
+    operation: Annotated[list[Any], Field(min_length=6, max_length=6)]
+    tf32: bool
+    origin: Literal["grid", "scenario"]
+    calls: Count
+    values_s: tuple[float, ...]
+
+
+class _SamplesFile(BaseModel):
+    model_config = SECTION
+
+    version: Literal[1]
+    kernels: dict[str, _SamplesRow]
+
+
+def _decoded(key: str, row: list[Any]) -> Operation:
+    try:
+        return decode_operation(row)
+    except MALFORMED as error:
+        raise PerfModelError(
+            f"kernels.{key:.80} must hold an operator call ({str(error)[:120]}). {SAMPLES_REMEDY}"
+        ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
+from typing import Annotated, Literal, Protocol, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,7 @@ from perfmodel.hardware.quantities import (
     NotNegativeSeconds,
     PositiveBytes,
     PositiveCount,
+    Provenance,
     Seconds,
     SecondsPerByte,
     Share,
@@ -256,7 +257,7 @@ class Interconnect(_Section):
 
     backend: Literal["nccl", "gloo"]
     environment: dict[str, str] = {}
-    provenance: dict[str, Any] = {}
+    provenance: Provenance = {}
     nodes: PositiveCount = 1
     collectives: dict[CollectiveKey, CollectiveRecord] = {}
     segments: dict[CurveKey, Annotated[tuple[CollectiveSegment, ...], AfterValidator(_ascending)]] = {}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import MEASUREMENT
 from perfmodel.files import upgrade
-from perfmodel.hardware.quantities import SECTION, Bytes, Count, NotNegativeSeconds, PositiveBytes, Seconds
+from perfmodel.hardware.quantities import SECTION, Bytes, Count, NotNegativeSeconds, PositiveBytes, Provenance, Seconds
 from perfmodel.reading import read_json
 from perfmodel.schema import validated
 from perfmodel.writing import write_atomically
@@ -125,7 +125,7 @@ class Measurement(_Section):
     split: Literal["tuning", "held-out"]
     group: str
     scenario: dict[str, Any]
-    provenance: dict[str, Any]
+    provenance: Provenance
     warmup_steps: Count
     step_s: Steps
     synced_step_s: Steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -34,6 +34,7 @@ from perfmodel.hardware.quantities import (
     PerSecond,
     PositiveBytes,
     PositiveCount,
+    Provenance,
     Seconds,
     SecondsPerByte,
     Share,
@@ -265,7 +266,7 @@ class Profile(_Section):
     version: Literal[1] = 1
     name: str
     base: str | None = None
-    provenance: dict[str, Any] = {}
+    provenance: Provenance = {}
     device: Device
     gpus: PositiveCount = 1
     launch: Launch = Launch()

@@ -6,7 +6,7 @@ carry through a prediction.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -17,6 +17,24 @@ MOST_S = 1e6
 LEAST_DIFFERENCE_S = -0.01
 MOST_BYTES = 2**60
 MOST_COUNT = 10**9
+# Of provenance, which else may hold anything: what is a mapping, and what a mapping of mappings.
+MAPPINGS = ("interconnects_s", "launch", "nvidia_smi", "sentinels_s", "set", "stages_s")
+OF_MAPPINGS = ("interconnects_s", "sentinels_s")
+
+
+def _as_it_is_used(provenance: dict[str, Any]) -> dict[str, Any]:
+    for name in MAPPINGS:
+        found = provenance.get(name, {})
+        inner = found.values() if isinstance(found, dict) and name in OF_MAPPINGS else ()
+        if not all(isinstance(each, dict) for each in (found, *inner)):
+            of = " of mappings" if name in OF_MAPPINGS else ""
+            raise PydanticCustomError("provenance", f"Input should be with a mapping{of} under {name}")
+    if not isinstance(provenance.get("imported", []), list):
+        raise PydanticCustomError("provenance", "Input should be with a list under imported")
+    return provenance
+
+
+Provenance = Annotated[dict[str, Any], AfterValidator(_as_it_is_used)]
 
 
 def _of_a_clock(value_s: float) -> float:

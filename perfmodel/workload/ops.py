@@ -72,18 +72,30 @@ class TensorSpec(NamedTuple):
         """
         match = _TENSOR.fullmatch(text)
         if match is None or match["dtype"] not in DTYPE_BYTES:
-            raise PerfModelError(f"tensor text must read dtype[shape]{{stride}}@device (got {text!r}). Trace it again.")
+            raise PerfModelError(
+                f"tensor text must read dtype[shape]{{stride}}@device (got {text!r:.80}). Trace it again."
+            )
         shape = _integers(match["shape"])
         stride = contiguous_stride(shape) if match["stride"] is None else _integers(match["stride"])
-        return cls(shape, stride, match["dtype"], match["device"] or "cuda")
+        found = cls(shape, stride, match["dtype"], match["device"] or "cuda")
+        if len(shape) != len(stride) or found.bytes > MOST_BYTES:
+            raise PerfModelError(
+                f"a tensor must have a stride for each size, and at most {MOST_BYTES} bytes (got {text!r:.80}). Trace "
+                "it again."
+            )
+        return found
 
 
-_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?:\{(?P<stride>[\d,]*)\})?(?:@(?P<device>\w+))?")
+MOST_BYTES = 2**60  # of one tensor
+LONGEST_SIZE = 19  # digits
+_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9,]*)\](?:\{(?P<stride>[0-9,]*)\})?(?:@(?P<device>\w+))?")
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
+    return tuple(int(part[: LONGEST_SIZE + 1]) for part in text.split(",") if part)
 
+
+MOST_TENSORS = 10**6  # of one operator call
 
 # Tensors, numbers, None, text (dtypes, layouts and devices as 'torch.bfloat16', 'cuda') and tuples of these.
 Argument = TensorSpec | bool | int | float | str | None | tuple["Argument", ...]
@@ -164,7 +176,9 @@ def decode_argument(value: object) -> Argument:
         return tuple(decode_argument(item) for item in value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise PerfModelError(f"operator argument must be a tensor, number, text or list (got {value!r}). Trace it again.")
+    raise PerfModelError(
+        f"operator argument must be a tensor, number, text or list (got {value!r:.80}). Trace it again."
+    )
 
 
 def encode_operation(operation: Operation) -> list[object]:
@@ -203,8 +217,10 @@ def _encode_runs(same: tuple[int, ...]) -> list[list[int]]:
 def _decode_runs(rows: list[list[int]]) -> tuple[int, ...]:
     if not rows:
         return ()
-    same = list(range(rows[0][0]))
+    same = list(range(min(rows[0][0], MOST_TENSORS)))
     for position, first, count in rows[1:]:
+        if not 0 <= first < position <= position + count <= len(same):
+            raise ValueError(f"repetition {[position, first, count]} of {len(same)} tensors")
         same[position : position + count] = range(first, first + count)
     return tuple(same)
 
@@ -212,6 +228,8 @@ def _decode_runs(rows: list[list[int]]) -> tuple[int, ...]:
 def decode_operation(row: list[object]) -> Operation:
     """The inverse of :func:`encode_operation`."""
     name, inputs, keywords, outputs, runs_on_device, same = row
+    if "." not in str(name):
+        raise ValueError(f"{str(name)[:80]!r} without a namespace")
     return Operation(
         str(name),
         decode_argument(inputs),  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from perfmodel.writing import write_atomically
 TRACE_VERSION = 3
 OLDEST_VERSION = 2  # a file without a boundary is read as it is
 REMEDY = "Delete it to trace again."
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, PerfModelError)
 
 
 class EventKind(IntEnum):
@@ -275,11 +276,13 @@ def load_trace(path: Path) -> Trace:
     PerfModelError
         If the file is unreadable, truncated, or of another version: traces are made again, not upgraded.
     """
+    from perfmodel.workload.trace_rules import broken_rule  # which is about traces, and so imports this module
+
     data = read_json(path, "a trace", REMEDY, LARGEST_TRACE_BYTES)
     if (version := check_version(path, data, TRACE_VERSION, REMEDY)) < OLDEST_VERSION:
         raise PerfModelError(f"{path}: version must be {OLDEST_VERSION} to {TRACE_VERSION} (got {version}). {REMEDY}")
     try:
-        return Trace(
+        trace = Trace(
             workload=data["workload"],
             provenance=data["provenance"],
             operations=tuple(decode_operation(row) for row in data["operations"]),
@@ -293,5 +296,9 @@ def load_trace(path: Path) -> Trace:
             storage_kinds={i: StorageKind(kind) for i, kind in zip(*data["storage_kinds"], strict=True)},
             boundary=_decode_boundary(data.get("boundary")),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise PerfModelError(f"{path}: must hold a whole trace ({error!r} is wrong). {REMEDY}") from error
+        rule = broken_rule(trace)
+    except MALFORMED as error:
+        raise PerfModelError(f"{path}: must hold a whole trace ({str(error)[:120]!r} is wrong). {REMEDY}") from error
+    if rule is not None:
+        raise PerfModelError(f"{path}: a trace must {rule}. {REMEDY}")
+    return trace

@@ -143,6 +143,15 @@ def test_the_reference_takes_time(tmp_path: Path) -> None:
         assert sentence.startswith(f"{'.'.join(keys)} must be above 0 s for the host's reference")
 
 
+def test_provenance_is_laid_out_as_it_is_used(tmp_path: Path) -> None:
+    sentence = refusal(tmp_path, put(("provenance", "launch"), 3))
+    assert sentence.startswith("provenance must be with a mapping under launch")
+    sentence = refusal(tmp_path, put(("provenance", "sentinels_s"), {"all_reduce": 3}))
+    assert sentence.startswith("provenance must be with a mapping of mappings under sentinels_s")
+    sentence = refusal(tmp_path, put((*WIRES, "provenance", "imported"), "file"))
+    assert sentence.startswith("interconnects.nvlink.provenance must be with a list under imported")
+
+
 def test_segments_ascend_and_take_time(tmp_path: Path) -> None:
     name, place = "interconnects.nvlink.segments.all_reduce 4", (*WIRES, "segments", "all_reduce 4")
     assert refusal(tmp_path, put((*place, 0, "most_bytes"), 1)).startswith(
