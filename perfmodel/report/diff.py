@@ -113,16 +113,20 @@ def _rest(prediction: Prediction, predicted: list[_PredictedOperator], measured:
     covered_s = float(np.sum(np.diff(merged(operator.ran_s for operator in predicted))))
     concurrent = DiffRow(
         CONCURRENT,
-        predicted_s=covered_s - sum(operator.busy_s for operator in predicted),
-        measured_s=measured.covered_s - measured.busy_s,
+        predicted_s=_seconds(covered_s - sum(operator.busy_s for operator in predicted)),
+        measured_s=_seconds(measured.covered_s - measured.busy_s),
     )
     waiting = DiffRow(
         WAITING_OR_NCCL if measured.communicates or prediction.timeline.communications else WAITING,
-        predicted_s=prediction.step_time_s - covered_s,
-        measured_s=measured.step_s - measured.covered_s,
+        predicted_s=_seconds(prediction.step_time_s - covered_s),
+        measured_s=_seconds(measured.step_s - measured.covered_s),
     )
-    is_concurrent = max(abs(concurrent.predicted_s), abs(concurrent.measured_s)) > LEAST_S
-    return (concurrent, waiting) if is_concurrent else (waiting,)
+    return (concurrent, waiting) if concurrent.predicted_s or concurrent.measured_s else (waiting,)
+
+
+def _seconds(difference_s: float) -> float:
+    """A difference of sums, or 0 where it is no more than their rounding."""
+    return difference_s if abs(difference_s) > LEAST_S else 0.0
 
 
 def _rank(prediction: Prediction, measured: RecordedStep, path: Path) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.api import predict
@@ -91,6 +92,16 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     )
     for rows in (diff.kinds, diff.operators):
         assert sum(part.difference_s for part in rows) == pytest.approx(diff.difference_s)
+
+
+def test_a_busy_device_waits_for_nothing(tmp_path: Path) -> None:
+    """What rounding leaves, less than a trace can say, is no waiting."""
+    last = prediction().timeline
+    ends_s = np.append(last.end_s[:-1], 42e-6 - 0.4e-9)
+    busy = replace(prediction(), timeline=replace(last, end_s=ends_s))
+    save_chrome_trace(busy, tmp_path / "t.json")
+    waiting = diff_with_trace(busy, tmp_path / "t.json").kinds[-1]
+    assert (waiting.predicted_s, waiting.measured_s) == (0.0, 0.0)
 
 
 def test_text(tmp_path: Path) -> None:
