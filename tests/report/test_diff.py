@@ -96,9 +96,9 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
 
 def test_a_busy_device_waits_for_nothing(tmp_path: Path) -> None:
     """What rounding leaves, less than a trace can say, is no waiting."""
-    last = prediction().timeline
-    ends_s = np.append(last.end_s[:-1], 42e-6 - 0.4e-9)
-    busy = replace(prediction(), timeline=replace(last, end_s=ends_s))
+    timeline = prediction().timeline
+    ends_s = np.append(timeline.end_s[:-1], 42e-6)
+    busy = replace(prediction(), timeline=replace(timeline, end_s=ends_s, step_time_s=38e-6 + 0.4e-9))
     save_chrome_trace(busy, tmp_path / "t.json")
     waiting = diff_with_trace(busy, tmp_path / "t.json").kinds[-1]
     assert (waiting.predicted_s, waiting.measured_s) == (0.0, 0.0)
