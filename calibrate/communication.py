@@ -21,6 +21,7 @@ from perfmodel.hardware.interconnect import (
     TransferRecord,
 )
 from perfmodel.program.program import Collective
+from perfmodel.writing import write_atomically
 
 ROOT = Path(__file__).parent.parent
 OWN_BUDGET_S = 25.0  # about 35 kernels
@@ -116,7 +117,7 @@ def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Mea
         folder = Path(name)
         asked, answered = folder / "request.json", (kept or folder / "result.json").absolute()
         answered.unlink(missing_ok=True)
-        asked.write_text(request.to_json())
+        write_atomically(asked, request.to_json(), None)
         search_path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         program = ("-m", "calibrate.communication_stages", str(asked), str(answered), str(folder))
         launch = Launch(

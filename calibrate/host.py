@@ -31,6 +31,7 @@ from perfmodel.workload.trace_file import Trace
 
 Progress = Callable[[str, int, int], None]
 
+OPERATOR_PIECES = 8  # in which the operators of the example calls are timed on a CPU
 SWEEPS, ROUNDS, BACKWARD_ROUNDS = 6, 7, 4
 GROUP = 12  # calls in turn: a transformer block or two of them
 FORWARD_COPIES, BACKWARD_COPIES = 2, 6
@@ -88,6 +89,8 @@ def _pieces(device: str, reference: HostReference, kept: HostPieces) -> list[tup
         title = " ".join(("calls", *flags))
         sweep = partial(calls.sweep, flags)
         found += [(f"{title}, sweep {number + 1}", title, sweep) for number in range(SWEEPS)]
+        for number in range(OPERATOR_PIECES if calls.times.is_needed else 0):
+            found.append((f"{title}, operators {number + 1}", title, partial(calls.time_operators, flags, number)))
         found.append((f"{title}, records", title, note(partial(calls.records, flags))))
     modules = partial(module_records, device, kept.records, reference)
     found.append(("modules", "modules and engine", note(modules)))
@@ -153,6 +156,15 @@ class _Calls:
                 if NO_GRAD not in flags:
                     self._sample_backward(cases[start : start + GROUP])
         self.kept.keep(" ".join(flags), cases)
+
+    def time_operators(self, flags: tuple[str, ...], number: int) -> None:
+        """Those by themselves whose time the records are without; of one in so many examples."""
+        cases = self._cases(flags)[number::OPERATOR_PIECES]
+        with self._mode(flags):
+            for case in cases:
+                seen = case.seen
+                for work in [seen.loose, *(each for _, each in seen.calls)] if flags else seen.works:
+                    self.times.total(work.calls)
 
     def records(self, flags: tuple[str, ...]) -> dict[str, HostRecord]:
         """Of all sweeps."""

@@ -237,11 +237,12 @@ class OperatorTimes:
         """Of all these calls together."""
         if not self.is_needed:
             return 0.0
-        self._reference.beat()
-        return sum(self._one(*call) for call in calls)
+        keys = [f"{func} {_spell(args)} {_spell(kwargs)}" for func, args, kwargs in calls]
+        if not self._known.keys() >= set(keys):
+            self._reference.beat()
+        return sum(self._one(key, *call) for key, call in zip(keys, calls, strict=True))
 
-    def _one(self, func: Any, args: Any, kwargs: Any) -> float:
-        key = f"{func} {_spell(args)} {_spell(kwargs)}"
+    def _one(self, key: str, func: Any, args: Any, kwargs: Any) -> float:
         if key not in self._known:
             found_s: list[float] = []
             with torch.no_grad():

@@ -6,12 +6,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import PROFILE
-from perfmodel.writing import check_writable
+from perfmodel.writing import check_writable, failures_in_one_sentence
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none: one goes on without
 
@@ -35,9 +35,10 @@ def locked(output: Path, shared: bool = False) -> Iterator[None]:
     """
     check_writable(output, PROFILE)
     target = Path(os.path.realpath(output))
-    target.parent.mkdir(parents=True, exist_ok=True)
     path = target.with_name(f".{target.name}.perfmodel-lock")
-    handle = _acquired(path, output, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    with failures_in_one_sentence(output):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = _acquired(path, output, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
         yield
     finally:
@@ -50,17 +51,19 @@ def _acquired(path: Path, output: Path, way: int) -> int:
         try:
             _lock(handle, way)
         except BlockingIOError as error:
-            holder = os.read(handle, 20).decode(errors="replace") or "another one"
+            number = os.read(handle, 20).decode(errors="replace")
+            holder = f"process {number}" if number.isdecimal() else "another process"
             os.close(handle)
             raise PerfModelError(
-                f"{output}: one calibration at a time must write it (process {holder} does). Wait for its end, or "
+                f"{output}: one calibration at a time must write it ({holder} does). Wait for its end, or "
                 "choose another --output."
             ) from error
         if _is_at(path, handle):
             break
         os.close(handle)  # whoever held it has removed it meanwhile
-    os.pwrite(handle, f"{os.getpid()}".encode(), 0)
-    os.truncate(handle, len(f"{os.getpid()}"))
+    with suppress(OSError):  # on a full disk nobody is told who holds it
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}".encode(), 0)
     return handle
 
 

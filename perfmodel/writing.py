@@ -55,7 +55,7 @@ def replacing(path: Path, kind: FileKind | None) -> Iterator[Path]:
 
     Parameters and errors are those of :func:`write_atomically`; after an exception inside nothing is left of it.
     """
-    with _one_sentence(path):
+    with failures_in_one_sentence(path):
         target = _target(path, kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _new_file(target.parent, "".join(target.suffixes[-2:]))
@@ -78,13 +78,13 @@ def check_writable(path: Path, kind: FileKind | None) -> None:
     PerfModelError
         As :func:`write_atomically`.
     """
-    with _one_sentence(path):
+    with failures_in_one_sentence(path):
         _try_folder(_target(path, kind).parent)
 
 
 def check_folder(path: Path) -> None:
     """Refuse a folder in which no files can be made, or which cannot be made itself; see :func:`check_writable`."""
-    with _one_sentence(path):
+    with failures_in_one_sentence(path):
         _try_folder(path)
 
 
@@ -95,7 +95,8 @@ def _try_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _one_sentence(path: Path) -> Iterator[None]:
+def failures_in_one_sentence(path: Path) -> Iterator[None]:
+    """What the system refuses inside is a sentence that begins with ``path``, the file that was to be written."""
     try:
         yield
     except OSError as error:

@@ -19,7 +19,7 @@ from perfmodel.hardware.measurement import Measurement, RankSamples, load_measur
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
-from perfmodel.writing import check_folder, check_writable
+from perfmodel.writing import check_folder, check_writable, write_atomically
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -199,7 +199,7 @@ def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, t
 def _program(request: dict[str, Any], effort: dict[str, Any], folder: Path) -> list[str]:
     """The worker as arguments of ``python``; its results go to ``folder / result.json``."""
     asked = folder / "request.json"
-    asked.write_text(json.dumps({"request": request, "effort": effort}))
+    write_atomically(asked, json.dumps({"request": request, "effort": effort}), None)
     return ["-m", "validate.worker", str(asked), str(folder / "result.json")]
 
 

@@ -378,14 +378,15 @@ def test_tf32_is_measured_as_such_though_traced_as_fp32(few_samples) -> None:
 def test_the_general_calibration_reports_its_progress_and_measures_every_kind(few_samples, monkeypatch) -> None:
     monkeypatch.setattr(host_optimizers, "COUNTS", (1, 2))
     monkeypatch.setattr(host_optimizers, "IMPLEMENTATIONS", {})
+    monkeypatch.setattr(host, "OPERATOR_PIECES", 1)
     told: list[tuple[str, int, int]] = []
     calls = ("calls", "calls amp", "calls no-grad", "calls amp no-grad")
     records = host.measure_host("cpu", lambda *row: told.append(row))
     assert told == [
-        *((f"host: {title}", 2 * index + more, 13) for index, title in enumerate(calls) for more in (0, 1)),
-        ("host: modules and engine", 8, 13),
-        *((f"host: {loop}", 9 + index, 13) for index, loop in enumerate(("zero_grad", "clip", "scaler", "scale"))),
-        ("host", 13, 13),
+        *((f"host: {title}", 3 * index + more, 17) for index, title in enumerate(calls) for more in (0, 1, 2)),
+        ("host: modules and engine", 12, 17),
+        *((f"host: {loop}", 13 + index, 17) for index, loop in enumerate(("zero_grad", "clip", "scaler", "scale"))),
+        ("host", 17, 17),
     ]
     kinds = {
         "reference",

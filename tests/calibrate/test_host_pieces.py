@@ -18,7 +18,7 @@ from perfmodel.hardware.profile import HostRecord
 EXAMPLES = ("linear bias", "add", "view", "sum", "cast")
 SWEEPS = 2
 FLAGS = ((), ("amp",))
-PIECES = len(FLAGS) * (SWEEPS + 1) + 1 + 4
+PIECES = len(FLAGS) * (SWEEPS + 1 + 1) + 1 + 4
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [each for each in examples() if each.title in EXAMPLES]
     monkeypatch.setattr(host, "examples", lambda: chosen)
     monkeypatch.setattr(host, "FLAGS", FLAGS)
-    for name, value in {"SWEEPS": SWEEPS, "ROUNDS": 3, "BACKWARD_ROUNDS": 3}.items():
+    for name, value in {"OPERATOR_PIECES": 1, "SWEEPS": SWEEPS, "ROUNDS": 3, "BACKWARD_ROUNDS": 3}.items():
         monkeypatch.setattr(host, name, value)
     for name, value in {"ROUNDS": 1, "WARM_UP": 0, "COUNTS": (1, 2), "IMPLEMENTATIONS": {}}.items():
         monkeypatch.setattr(host_optimizers, name, value)
@@ -93,7 +93,7 @@ def test_a_stop_within_a_piece_keeps_its_operators(
     stops, _ = runs_until_done(tmp_path / "host.json")
     assert len(noted) > 1
     assert len(noted) == len(set(noted))  # none twice
-    assert stops == SWEEPS + 1 + 1 + 1 + len(noted)
+    assert stops == SWEEPS + 1 + 1 + 1 + 1 + len(noted)
 
 
 def test_no_piece_is_begun_that_is_too_late(tmp_path: Path, small: None) -> None:
@@ -102,11 +102,11 @@ def test_no_piece_is_begun_that_is_too_late(tmp_path: Path, small: None) -> None
 
     def is_late() -> bool:
         asked.append(None)
-        return len(asked) > 4
+        return len(asked) > 5
 
     pieces = HostPieces.kept_in(path, "p")
     found = host.measure_host("cpu", kept=pieces, is_late=is_late)
-    assert pieces.left_out == PIECES - 4
+    assert pieces.left_out == PIECES - 5
     assert {"reference", "call", "node"} <= found.keys()
     assert "module" not in found
     again = HostPieces.kept_in(path, "p")

@@ -117,6 +117,22 @@ def test_a_file_system_without_locks_is_no_obstacle(profile: Path, monkeypatch: 
         pass
 
 
+def test_a_full_disk_keeps_nobody_out(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, content: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output_lock.os, "pwrite", full)
+    with locked(profile):  # noqa: SIM117
+        with pytest.raises(PerfModelError, match=r"\(another process does\)"), locked(profile):
+            pass
+
+
+def test_a_lock_that_cannot_be_made_is_one_sentence(profile: Path) -> None:
+    (profile.parent / ".p.json.perfmodel-lock").mkdir()
+    with pytest.raises(PerfModelError, match=r"p\.json: must be writable \(got: Is a directory\)"), locked(profile):
+        pass
+
+
 def test_what_is_no_profile_is_not_locked(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("notes")
     with pytest.raises(PerfModelError, match="must be a profile or not exist"), locked(tmp_path / "p.json"):
