@@ -11,14 +11,15 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.compound import kernels_of
 from perfmodel.cost.kernels.cost import CurveSource, KernelCost, Source
 from perfmodel.cost.kernels.curves import CurveTime, predict_times_s
-from perfmodel.cost.kernels.estimates import FACTORS, FAR, factorisation_time_s, spread_of_factor
+from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
+from perfmodel.cost.kernels.estimates import FACTORS, factor_spread
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.scaling import scaled_cost
 from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.residency import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
-from perfmodel.hardware.profile import KernelRecord, Profile
+from perfmodel.hardware.profile import Device, KernelRecord, Profile
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation
 
@@ -95,13 +96,14 @@ def _predicted(operations: list[Operation], profile: Profile, matmul_tf32: bool)
     return {
         operation: time
         for operation, calls in kernels.items()
-        if (time := _together([found[call] or _factorisation(call) for call in calls])) is not None
+        if (time := _together([found[call] or _factorisation(call, profile.device) for call in calls])) is not None
     }
 
 
-def _factorisation(operation: Operation) -> CurveTime | None:
-    time_s = factorisation_time_s(operation) if classify(operation) == "linear_algebra" else None
-    return None if time_s is None else CurveTime(time_s, spread_of_factor(FAR), "estimated")
+def _factorisation(operation: Operation, device: Device) -> CurveTime | None:
+    if classify(operation) != "linear_algebra" or not (time_s := dependent_steps_s(operation, device)):
+        return None
+    return CurveTime(time_s, factor_spread("linear_algebra", device), "estimated")
 
 
 def _together(times: Sequence[CurveTime | None]) -> CurveTime | None:
@@ -150,7 +152,8 @@ def _cost(
     else:
         time_s, spread, source = roofline_time_s(operation, profile.device, matmul_tf32), ROOFLINE_SPREAD, "roofline"
         if kind in FACTORS:
-            spread, source = spread_of_factor(FACTORS[kind]), "estimated"
+            time_s += dependent_steps_s(operation, profile.device)
+            spread, source = factor_spread(kind, profile.device), "estimated"
     kernels = record.kernels if record is not None and record.kernels is not None else _launches(operation, kind)
     return KernelCost(
         time_s, spread, source, kind, physical_flops(operation), least_bytes(operation),

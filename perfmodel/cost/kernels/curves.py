@@ -66,7 +66,7 @@ def predict_times_s(
         times = curve_time_s(record, calls)
         outside = octaves_outside(record, calls)
         for (i, features), time, octaves in zip(members, times, outside, strict=True):
-            estimate = estimate_of(operations[i], features, record, device.kind, is_stand_in=features.curve != curve)
+            estimate = estimate_of(operations[i], features, record, device, is_stand_in=features.curve != curve)
             found[i] = _curve_time(record, float(time), float(octaves), estimate)
     return found
 
@@ -74,7 +74,7 @@ def predict_times_s(
 def _curve_time(record: CurveRecord, time_s: float, octaves: float, estimate: Estimate | None) -> CurveTime:
     spread = extrapolated_spread(curve_spread(record), octaves)
     if estimate is not None:
-        return CurveTime(time_s * estimate.times, max(spread, estimate.spread), "estimated")
+        return CurveTime(time_s * estimate.times + estimate.more_s, max(spread, estimate.spread), "estimated")
     return CurveTime(time_s, spread, "extrapolated" if octaves > 0 else "curve")
 
 

@@ -3,15 +3,17 @@
 An operator counts as measured where its class was, and where the class has kernels of many kinds (pooling, batch norm),
 where it was itself. Elementwise operators are one kind: any of them tells of the others. Of the rest
 
-- indexing, scans, transforms and sorting take a few times as long as an elementwise kernel of the same bytes (how
-  many: :data:`TIMES`, of a GPU and of a CPU), to a factor of 3; sorting, and all but indexing on a CPU, to one of 10;
+- indexing and transforms take about as long as an elementwise kernel of the same bytes: to a factor of 3, and
+  transforms on a CPU, twice as long there, to one of 10;
+- scans, sorts, selections and factorisations take on a GPU as long again as their steps wait for each other
+  (:mod:`perfmodel.cost.kernels.dependent_steps`): to a factor of 5, factorisations to one of 10; on a CPU scans and
+  sorts take many times as long as an elementwise kernel (:data:`CPU_TIMES`): to a factor of 10;
 - a reduction by the curve of column sums, which are the same template of kernels: to a factor of 3;
-- a factorisation of n columns is n steps that wait for each other, of 4 us each, 30 times as many where it iterates
-  (singular values, eigenvalues), one matrix after the other: to a factor of 10;
 - what is not known at all: as an elementwise kernel, to a factor of 10.
 
-The factor is meant to hold in nine of ten cases and is a guess: nothing was measured. Arithmetic in float64, integers
-and complex numbers runs on other units than any that products were measured on, and counts as not measured either.
+The factor is meant to hold in nine of ten cases. It is wider than the few operators of each kind that the constants
+come from would ask for, since others of the kind, and other devices, may run other kernels. Arithmetic in float64,
+integers and complex numbers runs on other units than any that products were measured on, and counts as not measured.
 """
 
 from __future__ import annotations
@@ -21,29 +23,26 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.cost.kernels.classify import classify
+from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.forms import parameter_key
 from perfmodel.workload.ops import Operation
 
 if TYPE_CHECKING:
     from perfmodel.cost.kernels.features import Features
-    from perfmodel.hardware.profile import CurveRecord
+    from perfmodel.hardware.profile import CurveRecord, Device
 
 NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
-NEAR, FAR = 3.0, 10.0  # factors within which an estimate is meant to lie
-HARDLY_KNOWN = 5.0  # from this factor on, how long an operator takes says little of how long it may
+NEAR, MIDDLE, FAR = 3.0, 5.0, 10.0  # factors within which an estimate is meant to lie
+HARDLY_KNOWN = 8.0  # from this factor on, how long an operator takes says little of how long it may
 FACTORS: Mapping[str, float] = {
-    "index": NEAR, "scan": NEAR, "fft": NEAR, "sort": FAR, "linear_algebra": FAR, "other": FAR,
+    "index": NEAR, "scan": MIDDLE, "fft": NEAR, "sort": MIDDLE, "linear_algebra": FAR, "other": FAR,
 }  # fmt: skip
-# How many times as long as an elementwise kernel of the same bytes; on a CPU they are bound by arithmetic, not memory.
-TIMES: Mapping[str, Mapping[str, float]] = {"cuda": {}, "cpu": {"scan": 20.0, "sort": 100.0, "fft": 2.0}}
+# How many times as long as an elementwise kernel of the same bytes: arithmetic limits them on a CPU, not memory.
+CPU_TIMES: Mapping[str, float] = {"scan": 20.0, "sort": 100.0, "fft": 2.0}
 # By curve: the parameter and the label that tell kinds of kernels apart which do not tell of each other.
 OWN_KINDS = {"pooling": ("slowness", "operator"), "batch_norm": ("passes", "kernel")}
 PRODUCTS = ("gemm", "convolution", "attention")
 PRODUCT_DTYPES = frozenset({"float32", "bfloat16", "float16"})
-
-STEP_S = 4e-6  # of a factorisation: a panel's kernels, which wait for each other
-ITERATIONS = 30
-ITERATIVE = ("svd", "eig", "eigh", "lstsq", "matrix_exp")
 
 
 def spread_of_factor(factor: float) -> float:
@@ -61,28 +60,34 @@ def factor_of_spread(spread: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """What is made of a curve's prediction where nothing of the operator's kind was measured. times: it is as long.
-    spread: at least, of the logarithm.
+    """What is made of a curve's prediction where nothing of the operator's kind was measured. times: it is as long,
+    and ``more_s`` longer. spread: at least, of the logarithm.
     """
 
     times: float
+    more_s: float
     spread: float
 
 
 def estimate_of(
-    operation: Operation, features: Features, record: CurveRecord, device: str, is_stand_in: bool
+    operation: Operation, features: Features, record: CurveRecord, device: Device, is_stand_in: bool
 ) -> Estimate | None:
     """What to make of a prediction by this curve; None where the operator's kind was measured.
 
-    device: ``cuda`` or ``cpu``. is_stand_in: the curve is another class's.
+    is_stand_in: the curve is another class's.
     """
     kind = classify(operation)
     if kind in FACTORS:
-        factor = FAR if device == "cpu" and kind != "index" else FACTORS[kind]
-        return Estimate(TIMES[device].get(kind, 1.0), spread_of_factor(factor))
+        times = CPU_TIMES.get(kind, 1.0) if device.kind == "cpu" else 1.0
+        return Estimate(times, dependent_steps_s(operation, device), factor_spread(kind, device))
     if is_stand_in or not _is_known(features, record) or not _has_units(operation, kind):
-        return Estimate(1.0, spread_of_factor(NEAR))
+        return Estimate(1.0, 0.0, spread_of_factor(NEAR))
     return None
+
+
+def factor_spread(kind: str, device: Device) -> float:
+    """The spread of an estimate of this class of operators, one of :data:`FACTORS`."""
+    return spread_of_factor(FAR if device.kind == "cpu" and kind != "index" else FACTORS[kind])
 
 
 def _is_known(features: Features, record: CurveRecord) -> bool:
@@ -97,19 +102,3 @@ def _has_units(operation: Operation, kind: str) -> bool:
     if not kind.startswith(PRODUCTS):
         return True
     return all(spec.dtype in PRODUCT_DTYPES for spec in operation.input_tensors()[:2])
-
-
-def factorisation_time_s(operation: Operation) -> float | None:
-    """Seconds of an operator of linear algebra on matrices, one after the other; None where it has none.
-
-    >>> from perfmodel.workload.ops import TensorSpec
-    >>> x = TensorSpec.parse("float32[10,512,512]")
-    >>> round(factorisation_time_s(Operation("aten.linalg_inv_ex.default", (x,))), 3)
-    0.02
-    """
-    matrices = next((spec for spec in operation.input_tensors() if len(spec.shape) >= 2), None)
-    if matrices is None:
-        return None
-    *batch, rows, columns = matrices.shape
-    iterates = operation.base_name.rstrip("_").removeprefix("_").removeprefix("linalg_").startswith(ITERATIVE)
-    return math.prod(batch) * min(rows, columns) * STEP_S * (ITERATIONS if iterates else 1)

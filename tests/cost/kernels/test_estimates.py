@@ -8,7 +8,8 @@ from calibrate import calls
 from calibrate.calls import tensor
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
-from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
+from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
+from perfmodel.cost.kernels.estimates import FAR, MIDDLE, NEAR, factor_of_spread
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.workload.ops import Operation, TensorSpec
 
@@ -59,11 +60,11 @@ def test_small_ones_take_microseconds(h200: Profile, elements: int) -> None:
     [
         ("_linalg_svd.default", (MATRICES,), FAR),
         ("linalg_inv_ex.default", (MATRICES,), FAR),
-        ("sort.default", (X, 0), FAR),
-        ("_unique2.default", (X,), FAR),
+        ("sort.default", (X, 0), MIDDLE),
+        ("_unique2.default", (X,), MIDDLE),
         ("nonesuch.default", (X,), FAR),
         ("_fft_c2c.default", (X._replace(dtype="complex64"), (1,), 0, True), NEAR),
-        ("cumsum.default", (X, 0), NEAR),
+        ("cumsum.default", (X, 0), MIDDLE),
         ("gather.default", (X, 1, X._replace(dtype="int64")), NEAR),
         ("upsample_nearest2d.default", (tensor("float32", 8, 64, 32, 32), (64, 64)), NEAR),  # pooling was
         ("mm.default", (tensor("float64", 512, 512),) * 2, NEAR),
@@ -90,10 +91,13 @@ def test_elementwise_operators_tell_of_each_other(h200: Profile, name: str) -> N
     assert cost(h200, f"{name}.default", X, out=X).source == "curve"
 
 
-def test_a_factorisation_waits_for_each_column(h200: Profile) -> None:
-    inverse, singular = (cost(h200, name, MATRICES) for name in ("linalg_inv_ex.default", "_linalg_svd.default"))
-    assert inverse.time_s == pytest.approx(10 * 512 * 4e-6)
-    assert singular.time_s == pytest.approx(30 * inverse.time_s)
+def test_steps_that_wait_come_on_top_with_and_without_a_curve(h200: Profile) -> None:
+    bare = h200.model_copy(update={"curves": {}, "kernels": {}})
+    for name, out in (("cumsum.default", X), ("sort.default", X), ("topk.default", tensor("float32", 5120, 8))):
+        waiting_s = dependent_steps_s(Operation(f"aten.{name}", (X, 0), (), (out,)), h200.device)
+        for profile in (h200, bare):
+            assert waiting_s < cost(profile, name, X, 0, out=out).time_s < waiting_s + 40e-6
+    assert cost(bare, "_linalg_svd.default", MATRICES).time_s == pytest.approx(0.18, rel=0.05)
 
 
 def test_outside_the_shapes_of_the_fit_is_said_and_less_sure(h200: Profile) -> None:

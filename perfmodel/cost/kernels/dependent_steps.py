@@ -1,0 +1,178 @@
+"""Seconds of steps that wait for each other, far longer than moving the bytes: scans, sorts, factorisations.
+
+What a GPU runs is read in ATen/native/cuda (ScanUtils.cuh, Sort.cpp, SortStable.cu, TensorTopK.cu, Sorting.cu) and in
+the libraries that it calls. The constants are of one H200, where one to three operators of each kind were measured:
+
+- a scan down columns has one thread a column, which waits for each row's load before it asks for the next;
+- a scan along rows has blocks of 512 threads, which scan 2^(k+1) elements of a row in k + 1 steps, and then the next;
+- a sort passes over keys and indices once for each digit of the keys;
+- a selection (of the k largest, of the median) passes over the keys once for each digit, and then collects;
+- a factorisation takes one step a column, and many where it iterates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from perfmodel.cost.kernels.classify import classify
+from perfmodel.cost.kernels.splitting import THREADS_PER_MULTIPROCESSOR, WARP
+from perfmodel.cost.kernels.work import footprint_bytes
+from perfmodel.hardware.profile import Device
+from perfmodel.units import DTYPE_BYTES
+from perfmodel.workload.ops import Operation, TensorSpec
+
+CACHE_WAIT_S = 155e-9  # for a load from the second-level cache: cumsum of 5120 rows, 796 us
+MEMORY_WAIT_S = 350e-9
+BARRIER_S = 25e-9  # of a block, with what it does between two
+KERNEL_S = 2.5e-6  # of a kernel with little to do
+
+SCAN_THREADS = 512
+LEAST_SCAN_LOG_THREADS, MOST_SCAN_LOG_THREADS = 4, 9  # along one row
+WITH_INDICES = ("cummax", "cummin", "_cummax_helper", "_cummin_helper")
+
+SHORT_SORT = 4096  # elements that one block sorts in its own memory
+FEW_SEGMENTS = 128  # fewer are sorted by value, all together, and then by segment
+SHORT_SORT_S_PER_BYTE, LONG_SORT_S_PER_BYTE = 4e-12, 25e-12  # of key, for each element: sort of 512 x 5120, 304 us
+SORT_KERNELS = 5
+SELECTING = ("topk", "kthvalue", "median", "nanmedian")
+NOT_SORTING = ("bincount", "histc", "unique_consecutive")  # one pass over the elements
+SELECT_S = 7e-12  # an element and pass of many blocks: topk of 5120 x 512, 149 us
+SELECT_KERNELS_PER_PASS, COLLECTING_KERNELS = 3, 10
+# Rows from which on several blocks select in one, by how many rows there are at most.
+SHARED_SELECTION = (
+    (20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800), (math.inf, 400),
+)  # fmt: skip
+SELECT_THREADS = 1024
+SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks look at 8
+
+COLUMN_S = 1e-6  # of a factorisation: a panel's kernels, which wait for each other: inverse of 512 x 512, 0.43 ms
+ITERATIONS = 35  # singular values of 512 x 512, 18 ms
+ITERATIVE = ("svd", "eig", "eigh", "lstsq", "matrix_exp")
+BATCHED_COLUMNS, BATCHED_ITERATIVE_COLUMNS = 128, 32  # matrices up to so many columns: each block takes one
+EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of
+CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known
+
+
+def dependent_steps_s(operation: Operation, device: Device) -> float:
+    """Seconds that a call takes beyond moving its bytes; 0 for kinds of operators whose steps do not wait."""
+    kind, x = classify(operation), next(iter(operation.input_tensors()), None)
+    if x is None or not x.numel:
+        return 0.0
+    if kind == "linear_algebra":
+        return factorisation_s(operation, device)
+    if device.kind != "cuda" or kind not in ("scan", "sort"):
+        return 0.0
+    lines = _lines(operation, x)
+    return _scan_s(operation, lines, device) if kind == "scan" else _order_s(operation.base_name, lines, device)
+
+
+class Lines(NamedTuple):
+    """The lines of a tensor along one of its dimensions: how many there are, how long, and whether they are rows."""
+
+    number: int
+    length: int
+    are_rows: bool
+    item_bytes: int
+
+
+def _lines(operation: Operation, x: TensorSpec) -> Lines:
+    """Along the dimension that the call names: the last whole number among its arguments; k of topk comes before it."""
+    numbers = [value for value in operation.inputs if isinstance(value, int) and not isinstance(value, bool)]
+    if operation.base_name in ("topk", "kthvalue"):
+        numbers = numbers[1:]
+    named = dict(operation.keywords).get("dim", numbers[-1] if numbers else None)
+    item_bytes = DTYPE_BYTES[x.dtype]
+    flat = named is None and (operation.name.endswith("median.default") or "unique" in operation.base_name)
+    if flat or not x.shape:
+        return Lines(1, x.numel, True, item_bytes)
+    dim = (named if isinstance(named, int) else -1) % len(x.shape)
+    inner = math.prod(x.shape[dim + 1 :])
+    return Lines(x.numel // x.shape[dim], x.shape[dim], inner == 1, item_bytes)
+
+
+def _scan_s(operation: Operation, lines: Lines, device: Device) -> float:
+    wait_s = CACHE_WAIT_S if footprint_bytes(operation) <= device.l2_bytes else MEMORY_WAIT_S
+    if not lines.are_rows:
+        turns = math.ceil(lines.number / (device.multiprocessors * THREADS_PER_MULTIPROCESSOR))
+        return turns * lines.length * wait_s
+    if lines.number == 1 and operation.base_name not in WITH_INDICES:
+        return KERNEL_S  # CUB scans one row with all blocks
+    log_threads = scan_log_threads(lines.number, lines.length)
+    blocks = math.ceil(lines.number / (SCAN_THREADS >> log_threads))
+    turns = math.ceil(blocks * SCAN_THREADS / (device.multiprocessors * THREADS_PER_MULTIPROCESSOR))
+    return turns * math.ceil(lines.length / (2 << log_threads)) * (wait_s + (log_threads + 1) * BARRIER_S)
+
+
+def scan_log_threads(rows: int, length: int) -> int:
+    """Logarithm of a block's threads along a row, the others taking other rows; unsigned, as ScanUtils.cuh has it.
+
+    >>> [scan_log_threads(*shape) for shape in ((1, 10_000), (5120, 512), (4096, 50257), (2**20, 16))]
+    [9, 4, 6, 9]
+    """
+    excess = math.ceil(math.log2(length)) - math.ceil(math.log2(rows))
+    wrapped = (9 + excess) % 2**32 // 2
+    return min(max(wrapped, LEAST_SCAN_LOG_THREADS), MOST_SCAN_LOG_THREADS)
+
+
+def _order_s(name: str, lines: Lines, device: Device) -> float:
+    if name in SELECTING:
+        return _select_s(lines, name == "topk", device)
+    return 0.0 if name in NOT_SORTING else _sort_s(lines)
+
+
+def _sort_s(lines: Lines) -> float:
+    key_bytes = lines.number * lines.length * lines.item_bytes
+    if lines.length <= SHORT_SORT:
+        return SORT_KERNELS * KERNEL_S + key_bytes * SHORT_SORT_S_PER_BYTE
+    sorts = 2 if 1 < lines.number < FEW_SEGMENTS else 1
+    return sorts * (lines.item_bytes * 2 * KERNEL_S + key_bytes * LONG_SORT_S_PER_BYTE)
+
+
+def _select_s(lines: Lines, collects: bool, device: Device) -> float:
+    """The k-th value of each line, and, where it ``collects``, those above it, which are sorted in the end."""
+    collecting_s = COLLECTING_KERNELS * KERNEL_S if collects else 0.0
+    if collects and _shares_rows(lines):
+        elements, passes = lines.number * lines.length, lines.item_bytes
+        kernels_s = SELECT_KERNELS_PER_PASS * passes * KERNEL_S
+        return kernels_s + (passes + 1) * elements * SELECT_S + collecting_s
+    threads = min(math.ceil(lines.length / WARP) * WARP, SELECT_THREADS)
+    resident = device.multiprocessors * min(THREADS_PER_MULTIPROCESSOR // threads, 32)
+    passes = lines.item_bytes * 8 // SELECT_BITS + 2
+    pass_s = 4 * BARRIER_S + math.ceil(lines.length / threads) * CACHE_WAIT_S
+    return math.ceil(lines.number / resident) * passes * pass_s + collecting_s
+
+
+def _shares_rows(lines: Lines) -> bool:
+    """Whether several blocks select in one row; ``should_use_multiblock`` of TensorTopK.cu.
+
+    >>> [_shares_rows(Lines(rows, length, True, 4)) for rows, length in ((5120, 512), (5120, 64), (64, 50257))]
+    [True, False, True]
+    """
+    return lines.length >= next(length for most, length in SHARED_SELECTION if lines.number <= most)
+
+
+def factorisation_s(operation: Operation, device: Device) -> float:
+    """Seconds of an operator of linear algebra: its columns' steps, or its arithmetic if that takes longer.
+
+    Matrices of a batch follow one another, unless they are so small that a block has room for one. Arithmetic: 2 m n
+    min(m, n) operations, ten times as many where it iterates. A CPU has the arithmetic alone.
+
+    >>> gpu = Device(kind="cuda", name="H200", memory_bytes=1, multiprocessors=132)
+    >>> inverse = Operation("aten.linalg_inv_ex.default", (TensorSpec.parse("float32[10,512,512]"),))
+    >>> round(factorisation_s(inverse, gpu), 5)
+    0.00512
+    """
+    matrices = next((spec for spec in operation.input_tensors() if len(spec.shape) >= 2), None)
+    if matrices is None:
+        return 0.0
+    *batch, rows, columns = matrices.shape
+    iterates = operation.base_name.rstrip("_").removeprefix("_").removeprefix("linalg_").startswith(ITERATIVE)
+    least, count = min(rows, columns), math.prod(batch)
+    flops = 2.0 * count * rows * columns * least * (10 if iterates else 1)
+    if device.kind == "cpu":
+        return flops / (device.peak_flops_per_s.get("fp32") or CPU_FLOPS_PER_S)
+    small = least <= (BATCHED_ITERATIVE_COLUMNS if iterates else BATCHED_COLUMNS)
+    turns = math.ceil(count / device.multiprocessors) if small else count
+    peak = device.peak_flops_per_s.get("fp32", math.inf)
+    return max(turns * least * COLUMN_S * (ITERATIONS if iterates else 1), flops / (EFFICIENCY * peak))

@@ -1,0 +1,90 @@
+"""Estimates of scans, sorts, selections and factorisations: how they grow, and what they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from calibrate.calls import tensor
+from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
+from perfmodel.hardware.profile import Device
+from perfmodel.workload.ops import Argument, Operation, TensorSpec
+
+H200 = Device(
+    kind="cuda",
+    name="H200",
+    memory_bytes=140 * 2**30,
+    multiprocessors=132,
+    l2_bytes=60 * 2**20,
+    peak_flops_per_s={"fp32": 67e12},
+)
+CPU = Device(kind="cpu", name="CPU", memory_bytes=2**30)
+X = tensor("float32", 5120, 512)
+MATRICES = tensor("float32", 10, 512, 512)
+
+
+def seconds(name: str, *inputs: Argument, device: Device = H200, **keywords: Argument) -> float:
+    outputs = tuple(spec for spec in inputs[:1] if isinstance(spec, TensorSpec))
+    return dependent_steps_s(Operation(f"aten.{name}", inputs, tuple(sorted(keywords.items())), outputs), device)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "measured_s"),
+    [
+        ("cumsum.default", (X, 0), 796e-6),
+        ("sort.default", (X, 0), 304e-6),
+        ("topk.default", (X, 8), 150e-6),
+        ("linalg_inv_ex.default", (MATRICES,), 4.2e-3),
+        ("_linalg_svd.default", (MATRICES, False), 182e-3),
+    ],
+)
+def test_what_the_constants_come_from(name: str, inputs: tuple[Argument, ...], measured_s: float) -> None:
+    assert seconds(name, *inputs) == pytest.approx(measured_s, rel=0.25)
+
+
+def test_a_scan_down_columns_waits_for_each_row() -> None:
+    """However many columns there are, until they are more than the device has threads."""
+    assert seconds("cumsum.default", X, 0) == seconds("cumsum.default", tensor("float32", 5120, 64), -2)
+    assert seconds("cumsum.default", tensor("float32", 10240, 64), 0) == 2 * seconds("cumsum.default", X, 0)
+    assert seconds("cumsum.default", tensor("float32", 3, 5120, 64), 1) == seconds("cumsum.default", X, 0)
+    threads = 132 * 2048
+    one, two = (seconds("cumsum.default", tensor("float32", 512, threads * n), 0) for n in (1, 2))
+    assert two == 2 * one > 2 * seconds("cumsum.default", tensor("float32", 512, 64), 0)  # and each from memory
+
+
+def test_a_scan_along_rows_is_shared_by_a_blocks_threads() -> None:
+    along, down = seconds("cumsum.default", X, 1), seconds("cumsum.default", X, 0)
+    assert 1e-6 < along < down / 50
+    assert seconds("cumsum.default", tensor("float32", 2**22), 0) < 5e-6  # of one row, by all blocks
+    assert seconds("cummax.default", tensor("float32", 2**22), 0) > 1e-3  # with indices, by one
+    assert seconds("cumsum.default", X, dim=1) == along
+
+
+def test_sorts_grow_with_elements_and_bytes_of_the_keys() -> None:
+    many, few = tensor("float32", 4 * 5120, 512), tensor("bfloat16", 5120, 512)
+    assert 3 < seconds("sort.default", many, 0) / seconds("sort.default", X, 0) < 4
+    assert 0.4 < seconds("sort.default", few, 0) / seconds("sort.default", X, 0) < 0.6
+    assert seconds("sort.default", X, -1) < seconds("sort.default", X, 0) / 4  # short rows, each within a block
+    assert seconds("sort.stable", X, stable=True, dim=0) == seconds("sort.default", X, 0)
+    assert seconds("_unique2.default", X) > seconds("sort.default", X, 1)
+    assert seconds("bincount.default", X) == 0
+
+
+def test_selections() -> None:
+    routed = seconds("topk.default", tensor("float32", 8192, 64), 2, 1)
+    assert 10e-6 < routed < 100e-6
+    longest = seconds("topk.default", tensor("bfloat16", 64, 50_257), 50)
+    assert routed < longest < seconds("topk.default", tensor("float32", 64, 50_257), 50)
+    assert seconds("median.default", X) > 100 * seconds("median.dim", X, 1)  # one block for all of it
+
+
+def test_small_matrices_of_a_batch_share_the_device_and_large_ones_compute() -> None:
+    small = [seconds("linalg_inv_ex.default", tensor("float32", count, 64, 64)) for count in (1, 132, 133)]
+    assert small[0] == small[1] == small[2] / 2
+    large = [seconds("linalg_inv_ex.default", tensor("float32", n, n)) for n in (32768, 65536)]
+    assert large[1] == pytest.approx(8 * large[0])
+
+
+def test_where_nothing_waits() -> None:
+    assert seconds("relu.default", X) == seconds("cumsum.default", tensor("float32", 0, 4), 0) == 0
+    assert seconds("cumsum.default", X, 0, device=CPU) == 0  # by another rule
+    assert seconds("linalg_inv_ex.default", MATRICES, device=CPU) == pytest.approx(2 * 10 * 512**3 / 20e9)
