@@ -6,10 +6,11 @@ from pathlib import Path
 
 from calibrate.output_lock import locked
 from perfmodel.cost.segments import fit_curves
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, naming
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth, is_nvbandwidth
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
+from perfmodel.schema import validated
 
 
 def import_measurements(output: Path, file: Path, interconnect: str | None = None) -> Profile:
@@ -39,7 +40,8 @@ def import_measurements(output: Path, file: Path, interconnect: str | None = Non
             changed = profile.model_copy(update={"transfers": profile.transfers | import_nvbandwidth(file)})
         else:
             changed = _with_collectives(profile, file, interconnect or profile.interconnect, output)
-        save_profile(changed, output)
+        with naming(file):  # copies are not validated, and what is written must be read again
+            save_profile(validated(Profile, changed.model_dump(), "profile"), output)
     return changed
 
 

@@ -48,6 +48,7 @@ DTYPES = {
 }
 NVBANDWIDTH_REMEDY = "Save what `nvbandwidth -j` prints."
 BUFFER_BYTES = 512 * MIB  # of nvbandwidth, unless told otherwise
+MOST_RANKS = 10**6
 MOST_BUFFER_BYTES = 2**20 * MIB
 LEAST_US, MOST_US = 1e-3, 1e12  # of a collective
 LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  # of a copy
@@ -119,8 +120,11 @@ def _checked_key(path: Path, row: Row) -> str:
     if kind is None:
         known = ", ".join(KINDS)
         raise PerfModelError(f"{path}: the test must be one of {known} (got {row.program!r:.60}). {NCCL_REMEDY}")
-    if row.ranks < 2:
-        raise PerfModelError(f"{where}: must list the devices of at least 2 ranks (got {row.ranks}). {NCCL_REMEDY}")
+    if not 2 <= row.ranks <= MOST_RANKS:
+        raise PerfModelError(
+            f"{where}: must list the devices of at least 2 ranks, and at most {MOST_RANKS} (got {row.ranks:.10g}). "
+            f"{NCCL_REMEDY}"
+        )
     if row.dtype not in DTYPES:
         raise PerfModelError(
             f"{where}: its type must be one of {', '.join(DTYPES)} (got {row.dtype!r:.40}). {NCCL_REMEDY}"

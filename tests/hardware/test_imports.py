@@ -139,6 +139,7 @@ def test_what_is_imported_is_fitted() -> None:
         ('{"a":' * 100_000, "more than 200 levels"),
         (JSON | {"config": JSON["config"] | {"nthreads": "x" * 100, "ngpus": 10**9}}, "must have config, devices"),
         (JSON | {"config": JSON["config"] | {"ngpus": 0}}, "must have config, devices"),
+        (JSON | {"config": JSON["config"] | {"ngpus": 10**12}}, "of at least 2 ranks, and at most 1000000"),
         (JSON | {"results": [JSON["results"][0] | {"size": 10**40}]}, "its size must be at most"),
         (JSON | {"results": [JSON["results"][0] | {"actual_iterations": -1}]}, "samples must be greater than or equal"),
         ("{}", "must have config, devices and results"),
