@@ -163,8 +163,8 @@ def _refuse_strangers(interconnect: str | None) -> None:
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="For the general calibration (grid, host costs, power): after them nothing more is begun, and --resume goes "
-    "on; it may take 10 s more. 0: no grid and no power, but all host costs. Scenarios' kernels are not counted. Or "
-    "for an interconnect's collectives; 0 leaves out their grid.",
+    "on; what runs then may take 10 s more, and the curves are fitted. 0: no grid and no power, but all host costs. "
+    "Scenarios' kernels are not counted. Or for an interconnect's collectives; 0 leaves out their grid.",
 )
 @click.option(
     "--interconnect",

@@ -36,7 +36,7 @@ from perfmodel.workload.trace_file import Trace
 from perfmodel.writing import check_writable
 
 BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration where none is given
-TOLERANCE_S = 10.0  # by which a budget may be overrun on an idle machine
+TOLERANCE_S = 10.0  # by which measuring may overrun a budget on an idle machine
 KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
@@ -87,8 +87,8 @@ def calibrate(
     budget_s : float, optional
         Seconds for the general calibration (grid, host costs, power): after them nothing more is begun, neither a
         kernel nor a piece of the host's costs, nor a stage that would not fit into half of what is left. What is left
-        out is measured with ``resume``. What runs then, the drift check and the fit take up to :data:`TOLERANCE_S`
-        more. 0 leaves grid and power out, and measures all of the host's costs. Without, the grid fits into
+        out is measured with ``resume``. What runs then and the drift check take up to :data:`TOLERANCE_S` more on an
+        idle machine; the fit of the curves, which measures nothing, follows. 0 leaves grid and power out, and measures all of the host's costs. Without, the grid fits into
         :data:`BUDGET_S` and nothing else is left out. Exact keys of scenarios are not counted.
     allow_import : bool
         Whether a scenario's own model may be imported.

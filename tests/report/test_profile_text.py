@@ -67,7 +67,7 @@ curve  form  points  median     p90   worst    bias
 copy   rows       0
 gemm   gemm      40   3.1 %  10.0 %  50.0 %  -1.0 %
 
-12 keys were measured unstable; `perfmodel calibrate --only KEY` repeats one:
+12 keys were measured unstable; `perfmodel calibrate --output PROFILE --only KEY` repeats one:
   key 0
   key 1
   key 2
