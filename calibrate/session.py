@@ -88,8 +88,9 @@ def calibrate(
         Seconds for the general calibration (grid, host costs, power): after them nothing more is begun, neither a
         kernel nor a piece of the host's costs, nor a stage that would not fit into half of what is left. What is left
         out is measured with ``resume``. What runs then and the drift check take up to :data:`TOLERANCE_S` more on an
-        idle machine; the fit of the curves, which measures nothing, follows. 0 leaves grid and power out, and measures all of the host's costs. Without, the grid fits into
-        :data:`BUDGET_S` and nothing else is left out. Exact keys of scenarios are not counted.
+        idle machine; the fit of the curves, which measures nothing, follows. 0 leaves grid and power out, and measures
+        all of the host's costs. Without, the grid fits into :data:`BUDGET_S` and nothing else is left out. Exact keys
+        of scenarios are not counted.
     allow_import : bool
         Whether a scenario's own model may be imported.
     base : str, optional

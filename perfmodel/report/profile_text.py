@@ -129,5 +129,6 @@ def _unstable(profile: Profile) -> str:
     shown = "\n".join(f"  {key}" for key in profile.unstable[:MOST_UNSTABLE])
     more = len(profile.unstable) - MOST_UNSTABLE
     rest = f"\n  and {more} more" if more > 0 else ""
-    head = f"\n{len(profile.unstable)} keys were measured unstable; `perfmodel calibrate --output PROFILE --only KEY` repeats one:"
+    command = "`perfmodel calibrate --output PROFILE --only KEY`"
+    head = f"\n{len(profile.unstable)} keys were measured unstable; {command} repeats one:"
     return f"{head}\n{shown}{rest}"
