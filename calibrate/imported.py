@@ -41,7 +41,8 @@ def import_measurements(output: Path, file: Path, interconnect: str | None = Non
         else:
             changed = _with_collectives(profile, file, interconnect or profile.interconnect, output)
         with naming(file):  # copies are not validated, and what is written must be read again
-            save_profile(validated(Profile, changed.model_dump(), "profile"), output)
+            changed = validated(Profile, changed.model_dump(), "profile")
+        save_profile(changed, output)
     return changed
 
 
