@@ -26,6 +26,9 @@ from perfmodel.terminal import print_rich, sentence, write
 from perfmodel.writing import check_folder, check_writable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from perfmodel.report.accuracy import Pair
     from perfmodel.simulate.prediction import Prediction
 
 
@@ -343,7 +346,9 @@ def compare(
         check_card_path(output)
     before = None if check is None else load_card(check)  # which --output may replace
     with shown():
-        pairs = predict_measured(directory, profile, allow_import=allow_import)
+        pairs: Iterable[Pair] = predict_measured(directory, profile, allow_import=allow_import)
+        if plot is not None:  # the card alone needs one at a time
+            pairs = list(pairs)
         card = accuracy_card(pairs)
     write(f"{summary_line(card) if output or check else accuracy_markdown(card)}\n")
     if plot is not None:

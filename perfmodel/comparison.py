@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def predict_measured(
     profile: str | None = None,
     *,
     allow_import: bool = False,
-) -> list[Pair]:
+) -> Iterator[Pair]:
     """Predict each measurement below ``directory``, with and without kernel times measured for scenarios, and at the
     host speed measured beside its steps.
 
@@ -38,6 +38,11 @@ def predict_measured(
         In place of the profile that each measured scenario names.
     allow_import : bool
         As in :func:`perfmodel.api.predict`.
+
+    Returns
+    -------
+    iterator of Pair
+        In the order of the files. Each is predicted when it is asked for, so that a card needs memory for one.
 
     Raises
     ------
@@ -55,11 +60,16 @@ def predict_measured(
             f"{directory}: must hold at most {MOST_MEASUREMENTS:,} measurement files (got {len(paths):,}): each is "
             "predicted three times. Compare a subfolder at a time."
         )
-    pairs = []
-    for number, (path, measurement) in enumerate(zip(paths, _told_apart(directory, paths), strict=True), start=1):
+    return _pairs(_told_apart(directory, paths), paths, profile, allow_import)
+
+
+def _pairs(
+    measurements: Sequence[Measurement], paths: Sequence[Path], profile: str | None, allow_import: bool
+) -> Iterator[Pair]:
+    for number, (path, measurement) in enumerate(zip(paths, measurements, strict=True), start=1):
         with doing("measurement", number, len(paths)):
-            pairs.append(_pair(measurement, str(path), profile, allow_import))
-    return pairs
+            pair = _pair(measurement, str(path), profile, allow_import)
+        yield pair
 
 
 def _told_apart(directory: Path, paths: list[Path]) -> list[Measurement]:
