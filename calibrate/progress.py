@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from perfmodel.terminal import visible_console
 
 REFRESH_S = 0.2
 LONGEST_TEXT = 60
@@ -20,7 +20,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._drawn_s = 0.0
-        self._warnings = Console(stderr=True)
+        self._warnings = visible_console(stderr=True)
         if shown:
             self._bar = _bar()
 
@@ -82,14 +82,14 @@ def _bar() -> Any:
     from rich import progress
 
     return progress.Progress(
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=24),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
         progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
         progress.TextColumn("{task.fields[now]}", markup=False),
-        console=Console(stderr=True),
+        console=visible_console(stderr=True),
         auto_refresh=False,
         transient=True,
     )

@@ -17,9 +17,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LONGEST_VALUE = 200  # letters of a word or a quotation in a message
 LONGEST_SENTENCE = 2000
@@ -67,7 +70,12 @@ def write(text: str, *, to_stderr: bool = False) -> None:
 
 
 def print_rich(renderable: Any) -> None:
-    """Print a table, or whatever rich renders, on stdout; names in it are never taken for markup."""
+    """Print a table, or whatever rich renders, on stdout."""
+    visible_console().print(renderable)
+
+
+def visible_console(*, stderr: bool = False) -> Console:
+    """One of rich's consoles on which names steer nothing and are never taken for markup."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -81,7 +89,7 @@ def print_rich(renderable: Any) -> None:
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
-    Shown(highlight=False, markup=False, emoji=False).print(renderable)
+    return Shown(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 class _Stream:

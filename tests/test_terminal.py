@@ -183,3 +183,10 @@ def test_hints_name_the_profile_as_it_was_given(tmp_path: Path, monkeypatch: pyt
     _, _, hint = result.stdout.replace("\n", " ").partition("`perfmodel profile show ")
     assert hint.startswith("'there is one.json'`")
     assert load_profile(Path("there is one.json")).name == "mine"
+
+
+def test_lines_of_a_calibration_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from calibrate.progress import Progress
+
+    Progress(shown=False).warn("[bold]x[/] \x1b[31m is unstable")
+    assert capsys.readouterr().err == "[bold]x[/] \\x1b[31m is unstable\n"

@@ -17,6 +17,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
+from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
 from perfmodel.writing import check_folder, check_writable, write_atomically
@@ -266,13 +267,12 @@ def measure_cases(
     PerfModelError
         If nothing can be written to ``results``.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     check_folder(results)
     outcome = Outcome()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console or visible_console(stderr=True)) as progress:
         task = progress.add_task("measuring", total=len(cases))
         for case in cases:
             progress.update(task, description=case.name)
