@@ -24,7 +24,7 @@ from perfmodel.workload.ops import Operation, TensorSpec
 
 CACHE_WAIT_S = 155e-9  # for a load from the second-level cache: cumsum of 5120 rows, 796 us
 MEMORY_WAIT_S = 350e-9
-BARRIER_S = 25e-9  # of a block, with what it does between two
+BARRIER_S = 150e-9  # of a block, with what it does between two: cumsum of 1 to 8 rows of 128 to 2048
 KERNEL_S = 2.5e-6  # of a kernel with little to do
 
 SCAN_THREADS = 512
@@ -45,6 +45,7 @@ SHARED_SELECTION = (
 )  # fmt: skip
 SELECT_THREADS = 1024
 SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks look at 8
+EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction are evenly spread
 
 COLUMN_S = 1e-6  # of a factorisation: a panel's kernels, which wait for each other: inverse of 512 x 512, 0.43 ms
 ITERATIONS = 35  # singular values of 512 x 512, 18 ms
@@ -64,7 +65,10 @@ def dependent_steps_s(operation: Operation, device: Device) -> float:
     if device.kind != "cuda" or kind not in ("scan", "sort"):
         return 0.0
     lines = _lines(operation, x)
-    return _scan_s(operation, lines, device) if kind == "scan" else _order_s(operation.base_name, lines, device)
+    if kind == "scan":
+        casts = any(out.dtype != x.dtype for out in operation.outputs[:1])  # which is a kernel of its own
+        return _scan_s(operation, lines, device) + (KERNEL_S if casts else 0.0)
+    return _order_s(operation.base_name, lines, device)
 
 
 class Lines(NamedTuple):
@@ -138,7 +142,8 @@ def _select_s(lines: Lines, collects: bool, device: Device) -> float:
         return kernels_s + (passes + 1) * elements * SELECT_S + collecting_s
     threads = min(math.ceil(lines.length / WARP) * WARP, SELECT_THREADS)
     resident = device.multiprocessors * min(THREADS_PER_MULTIPROCESSOR // threads, 32)
-    passes = lines.item_bytes * 8 // SELECT_BITS + 2
+    narrowing = EXPONENT_PASSES + math.log2(lines.length) / SELECT_BITS  # until one key is left
+    passes = min(narrowing, lines.item_bytes * 8 / SELECT_BITS) + 2
     pass_s = 4 * BARRIER_S + math.ceil(lines.length / threads) * CACHE_WAIT_S
     return math.ceil(lines.number / resident) * passes * pass_s + collecting_s
 

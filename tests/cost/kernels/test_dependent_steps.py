@@ -74,7 +74,7 @@ def test_selections() -> None:
     assert 10e-6 < routed < 100e-6
     longest = seconds("topk.default", tensor("bfloat16", 64, 50_257), 50)
     assert routed < longest < seconds("topk.default", tensor("float32", 64, 50_257), 50)
-    assert seconds("median.default", X) > 100 * seconds("median.dim", X, 1)  # one block for all of it
+    assert seconds("median.default", X) > 50 * seconds("median.dim", X, 1)  # one block for all of it
 
 
 def test_small_matrices_of_a_batch_share_the_device_and_large_ones_compute() -> None:

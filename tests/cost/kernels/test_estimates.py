@@ -100,6 +100,15 @@ def test_steps_that_wait_come_on_top_with_and_without_a_curve(h200: Profile) -> 
     assert cost(bare, "_linalg_svd.default", MATRICES).time_s == pytest.approx(0.18, rel=0.05)
 
 
+def test_scans_that_a_profile_measured_for_scenarios(h200: Profile) -> None:
+    for shape in ((1, 128), (2, 256), (8, 1024), (2, 2048)):
+        mask, sums = tensor("bool", *shape), tensor("int64", *shape)
+        operation = Operation("aten.cumsum.default", (mask, -1), (), (sums,))
+        measured, estimated = (kernel_costs([operation], h200, False, exact)[0] for exact in (True, False))
+        assert (measured.source, estimated.source) == ("exact", "estimated")
+        assert estimated.time_s == pytest.approx(measured.time_s, rel=0.25)
+
+
 def test_outside_the_shapes_of_the_fit_is_said_and_less_sure(h200: Profile) -> None:
     ranges = h200.curves["reduction"].model_copy(
         update={"ranges": {"rows": (128.0, 131072.0), "length": (49.0, 6080.0)}}
