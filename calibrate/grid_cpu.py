@@ -126,10 +126,12 @@ def _full_reductions() -> list[Operation]:
     for elements in powers(2**8, 2**23, 6):
         found.append(calls.full_reduction("sum.default", tensor(F32, elements)))
         found.append(calls.full_reduction("mean.default", tensor("bfloat16", elements)))
+    for elements in (2**12, 2**17, 2**22):
+        found.append(calls.full_reduction("sum.default", tensor("bfloat16", elements)))
     for elements in (2**10, 2**16, 2**21):
         found.append(calls.full_reduction("linalg_vector_norm.default", tensor(F32, elements), 2.0))
         found.append(calls.full_reduction("max.default", tensor(F32, elements)))
-    for elements in (2**12, 2**20):
+    for elements in (2**10, 2**15, 2**21):
         found.append(calls.full_reduction("argmax.default", tensor(F32, elements)))
         found.append(calls.full_reduction("var.correction", tensor(F32, elements), correction=1))
     for rows, length in ((4, 2**18), (32, 2**14)):

@@ -69,6 +69,35 @@ def test_noise_free_times_are_reproduced(curve):
     assert set(record.leave_one_out) == {"median", "p90", "worst", "bias"}
 
 
+# Seconds an element of a CPU's loops: vectorised or not, and with a copy in float32 before.
+LOOPS_S = {"sum": 5e-11, "mean": 5e-11, "linalg_vector_norm": 1.1e-10, "max": 1.1e-10, "argmax": 9e-10, "var": 1e-9}
+CAST_S = 1.8e-10
+
+
+def _loop_s(operation):
+    name, x = operation.base_name, operation.inputs[0]
+    return 2e-6 + x.numel * (CAST_S if (name, x.dtype) == ("mean", "bfloat16") else LOOPS_S[name])
+
+
+def test_reductions_on_a_cpu_take_what_their_loops_take():
+    """Of operators whose loops differ by a factor of twenty, outside the grid's sizes and dtypes."""
+    cpu = Device(kind="cpu", name="CPU", memory_bytes=2**34)
+    draw = np.random.default_rng(5)
+    operations = {kernel_key(operation): operation for operation, _ in grid_operations(cpu)}
+    known = {
+        key: KernelRecord(time_s=_loop_s(operation) * np.exp(draw.normal(0, 0.05)), origin="grid")
+        for key, operation in operations.items()
+        if features_of(operation, cpu, False).curve == "full_reduction"
+    }
+    curves = fit_curves(known, {key: operations[key] for key in known}, cpu)
+    for name, dtype in (
+        ("sum", "float32"), ("sum", "bfloat16"), ("mean", "float32"), ("mean", "bfloat16"), ("max", "bfloat16"),
+        ("argmax", "float32"), ("argmax", "bfloat16"), ("var", "float32"), ("linalg_vector_norm", "float32"),
+    ):  # fmt: skip
+        operation = calls.full_reduction(f"{name}.default", tensor(dtype, 300_000))
+        assert predict_time_s(operation, cpu, curves, False).time_s == pytest.approx(_loop_s(operation), rel=0.3)
+
+
 def test_known_parameters_are_recovered_within_their_standard_errors():
     curve = "pointwise"
     noise = np.random.default_rng(3).normal(0, 0.01, len(_points(curve)))

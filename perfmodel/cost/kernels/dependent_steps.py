@@ -143,9 +143,9 @@ def _select_s(lines: Lines, collects: bool, device: Device) -> float:
     threads = min(math.ceil(lines.length / WARP) * WARP, SELECT_THREADS)
     resident = device.multiprocessors * min(THREADS_PER_MULTIPROCESSOR // threads, 32)
     narrowing = EXPONENT_PASSES + math.log2(lines.length) / SELECT_BITS  # until one key is left
-    passes = min(narrowing, lines.item_bytes * 8 / SELECT_BITS) + 2
+    searches = min(narrowing, lines.item_bytes * 8 / SELECT_BITS) + 2
     pass_s = 4 * BARRIER_S + math.ceil(lines.length / threads) * CACHE_WAIT_S
-    return math.ceil(lines.number / resident) * passes * pass_s + collecting_s
+    return math.ceil(lines.number / resident) * searches * pass_s + collecting_s
 
 
 def _shares_rows(lines: Lines) -> bool:

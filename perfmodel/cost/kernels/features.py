@@ -46,6 +46,8 @@ _ALIKE = {
     "any": "max", "all": "max", "argmin": "argmax", "std": "var", "var_mean": "var", "std_mean": "var",
     "norm": "linalg_vector_norm",
 }  # fmt: skip
+# A CPU's vectorised loops take 0.05 ns an element, max and norm twice as long, and what has none 0.9 ns.
+_ALIKE_ON_CPU = {"amax": "sum", "amin": "sum", "any": "argmax", "all": "argmax", "logsumexp": "var"}
 LEAST_CHANNELS = 8  # below it channels are padded
 
 
@@ -63,10 +65,11 @@ Told = tuple[str, str, dict[str, float], dict[str, str]]  # curve, form, numbers
 
 
 class Where(NamedTuple):
-    """What a call runs on: the arithmetic unit, and how many multiprocessors there are."""
+    """What a call runs on: the arithmetic unit, how many multiprocessors there are, and whether it is a CPU."""
 
     arithmetic: str
     multiprocessors: int
+    is_cpu: bool = False
 
 
 Extract = Callable[[Operation, Where], Told]
@@ -78,7 +81,7 @@ def features_of(operation: Operation, device: Device, tf32: bool) -> Features | 
     extract = _EXTRACTORS.get(kind)
     if extract is None or not (operation.input_tensors() or operation.outputs):
         return None
-    where = Where(arithmetic_kind(operation, tf32), device.multiprocessors)
+    where = Where(arithmetic_kind(operation, tf32), device.multiprocessors, device.kind == "cpu")
     curve, form, numbers, labels = extract(operation, where)
     labels.setdefault("operator", operation.base_name)
     labels.setdefault("access", memory_path(operation))
@@ -230,8 +233,20 @@ def _full_reduction(operation: Operation, where: Where) -> Told:
     numbers = {
         "rows": float(results), "length": float(length), "values": split.values * turns, "groups": float(split.groups),
     }  # fmt: skip
-    labels = {"path": f"{'rows' if along else 'columns'} {_item_bytes(operation)}", "operator": _combining(operation)}
+    direction, item_bytes = "rows" if along else "columns", _item_bytes(operation)
+    if where.is_cpu:
+        combining = _combining_on_cpu(operation, item_bytes)
+        return "full_reduction", "full_reduction", numbers, {"path": f"{direction} {combining}", "operator": combining}
+    labels = {"path": f"{direction} {item_bytes}", "operator": _combining(operation)}
     return "full_reduction", "full_reduction", numbers, labels
+
+
+def _combining_on_cpu(operation: Operation, item_bytes: int) -> str:
+    """As :func:`_combining`, of loops; a mean of 2-byte elements makes a copy in float32 before it adds up."""
+    name = operation.base_name
+    if name == "mean" and item_bytes < DTYPE_BYTES["float32"]:
+        return "mean of a cast"
+    return _ALIKE_ON_CPU.get(name) or _combining(operation)
 
 
 def _combining(operation: Operation) -> str:

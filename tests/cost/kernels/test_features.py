@@ -112,6 +112,23 @@ def test_reductions_that_do_the_same_are_one_kind(name, inputs, expected):
     assert (features.curve, features.labels["operator"]) == ("full_reduction", expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "on_cpu", "on_gpu"),
+    [
+        ("mean.default", "float32", "sum", "sum"),
+        ("mean.default", "bfloat16", "mean of a cast", "sum"),
+        ("sum.default", "bfloat16", "sum", "sum"),
+        ("amax.default", "float32", "sum", "max"),
+        ("any.default", "float32", "argmax", "max"),
+        ("std.correction", "float32", "var", "var"),
+    ],
+)
+def test_loops_of_a_cpu_are_other_kinds_of_reductions(name, dtype, on_cpu, on_gpu):
+    operation = Operation(f"aten.{name}", (tensor(dtype, 2**20),), (), (tensor(dtype),))
+    cpu = Device(kind="cpu", name="CPU", memory_bytes=2**34)
+    assert [features_of(operation, device, False).labels["operator"] for device in (cpu, H200)] == [on_cpu, on_gpu]
+
+
 def test_features_of_a_full_reduction():
     """One row, by all blocks that are resident; and four rows, each by a quarter of them."""
     x = TensorSpec.parse("float32[4,4194304]")
