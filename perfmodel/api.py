@@ -21,6 +21,7 @@ from perfmodel.simulate.provenance import (
     batches_messages,
     collective_shares,
     communication_warnings,
+    host_warnings,
     kernel_shares,
     kernel_warnings,
     message_assumptions,
@@ -197,4 +198,8 @@ def _warnings(
     if name is not None:
         talks = [Talk(step.program, step.collectives, step.routes) for step in steps]
         of_wires = tuple(communication_warnings(talks, profile, name))
-    return (*kernel_warnings(kernels, profile, scenario.hardware.profile), *of_wires)
+    return (
+        *kernel_warnings(kernels, profile, scenario.hardware.profile),
+        *host_warnings(profile, scenario),
+        *of_wires,
+    )

@@ -91,7 +91,7 @@ def test_kinds_without_a_writer_here() -> None:
         (b"name: gpt2.7b\nmodel: x", "a file that begins with 'name: gpt2.7b'"),
         (pickle.dumps([1, 2]), "a pickle"),
         (zlib.compress(b"x"), "a file that begins with"),
-        (gzip.compress(b"name: x"), "a file that begins with 'name: x'"),
+        (gzip.compress(b"name: x", mtime=0), "a file that begins with 'name: x'"),
         (b"\x1f\x8bdamaged", "a compressed file"),
         (json.dumps(["traceEvents"]).encode(), """a file that begins with '["traceEvents"]'"""),
         (json.dumps({"a": {"traceEvents": 1}, "b": '"traceEvents":'}).encode(), "a file that begins with"),

@@ -44,12 +44,15 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import REFERENCE, Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
+from perfmodel.program.shards import offloads
 from perfmodel.workload.keys import optimizer_prefix
+from perfmodel.workload.scenario import Scenario, workload_of
 from perfmodel.workload.trace_file import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
 AMP, TF32, NO_GRAD = "amp", "tf32", "no-grad"
 LEAST_SPREAD = 0.05  # of a host's speed, relative
+GENERAL = ("call", "launch", "module", "node")  # what each step makes use of, whatever its model
 
 
 def host_costs(
@@ -128,6 +131,16 @@ def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -
     if call in _PARTS:
         return sum(_call_seconds(part, costs, interconnect) for part in _PARTS[call])
     return 0.0 if call.startswith("dtensor ") else costs.seconds("call") + costs.seconds("launch")
+
+
+def missing_host_costs(profile: Profile, scenario: Scenario) -> list[str]:
+    """The general host records that a step of the scenario looks up and the profile lacks, which count as 0 s."""
+    needed = list(GENERAL)
+    if scenario.mode == "train":
+        needed.append("zero_grad")
+        if not offloads(scenario.parallelism):
+            needed.append(optimizer_prefix(workload_of(scenario)))
+    return [key for key in needed if key not in profile.host]
 
 
 def paced_by_host(program: Program) -> np.ndarray:

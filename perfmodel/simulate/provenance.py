@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.groups import Route
-from perfmodel.cost.host import AGAIN
+from perfmodel.cost.host import AGAIN, missing_host_costs
 from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
@@ -190,6 +190,16 @@ def kernel_warnings(
         yield (
             "the profile has no cache.code_miss_s (the code of kernels is taken to stay cached): measure it with "
             "`perfmodel calibrate --only cache`"
+        )
+
+
+def host_warnings(profile: Profile, scenario: Scenario) -> Iterator[str]:
+    """What of the host was not measured, as where a budget left it out: the step is predicted without it."""
+    missing = missing_host_costs(profile, scenario)
+    if missing:
+        yield (
+            f"the host takes no time for what the profile has no host costs of ({', '.join(missing)}): measure them "
+            "with `perfmodel calibrate --resume`, or --scenario"
         )
 
 

@@ -21,6 +21,7 @@ from perfmodel.simulate.provenance import (
     batches_messages,
     collective_shares,
     communication_warnings,
+    host_warnings,
     kernel_shares,
     kernel_warnings,
     message_assumptions,
@@ -276,3 +277,14 @@ def test_sharding_without_blocks_is_said_to_be_one_group(strategy: str) -> None:
     assert "model.blocks" in warning and "parallelism.fsdp.wrap: root" in warning
     asked, _ = load_question(ROOT / "scenarios/gpt2.7b-zero3.yaml", ["parallelism.fsdp.wrap=root"])
     assert list(sharding_warnings(asked, unknown)) == []
+
+
+def test_what_the_host_takes_unmeasured_is_named() -> None:
+    scenario, known = load_question(ROOT / "scenarios" / "gpt2.7b.yaml")
+    assert list(host_warnings(known, scenario)) == []
+    kept = {key: record for key, record in known.host.items() if key not in ("node", "optimizer adamw foreach")}
+    (text,) = host_warnings(known.model_copy(update={"host": kept}), scenario)
+    assert "(node, optimizer adamw foreach)" in text
+    forward = scenario.model_copy(update={"mode": "forward"})
+    (text,) = host_warnings(known.model_copy(update={"host": kept}), forward)
+    assert "(node)" in text
