@@ -3,11 +3,11 @@
 An operator counts as measured where its class was, and where the class has kernels of many kinds (pooling, batch norm),
 where it was itself. Elementwise operators are one kind: any of them tells of the others. Of the rest
 
-- indexing and transforms take about as long as an elementwise kernel of the same bytes: to a factor of 3, and
-  transforms on a CPU, twice as long there, to one of 10;
+- indexing and transforms take about as long as an elementwise kernel of the same bytes: to a factor of 3;
 - scans, sorts, selections and factorisations take on a GPU as long again as their steps wait for each other
-  (:mod:`perfmodel.cost.kernels.dependent_steps`): to a factor of 5, factorisations to one of 10; on a CPU scans and
-  sorts take many times as long as an elementwise kernel (:data:`CPU_TIMES`): to a factor of 10;
+  (:mod:`perfmodel.cost.kernels.dependent_steps`): to a factor of 5, factorisations to one of 10;
+- on a CPU scans, sorts and transforms take many times as long as an elementwise kernel (:data:`CPU_TIMES`), and
+  factorisations as long as their arithmetic: to a factor of 10;
 - a reduction by the curve of column sums, which are the same template of kernels: to a factor of 3;
 - what is not known at all: as an elementwise kernel, to a factor of 10.
 
@@ -38,7 +38,10 @@ FACTORS: Mapping[str, float] = {
     "index": NEAR, "scan": MIDDLE, "fft": NEAR, "sort": MIDDLE, "linear_algebra": FAR, "other": FAR,
 }  # fmt: skip
 # How many times as long as an elementwise kernel of the same bytes: arithmetic limits them on a CPU, not memory.
-CPU_TIMES: Mapping[str, float] = {"scan": 20.0, "sort": 100.0, "fft": 2.0}
+# By class, and by operator where one is unlike the others of its class; each from one or two operators, on one core.
+CPU_TIMES: Mapping[str, float] = {
+    "scan": 20.0, "sort": 100.0, "fft": 8.0, "logcumsumexp": 300.0, "topk": 30.0, "scatter_add": 4.0,
+}  # fmt: skip
 # By curve: the parameter and the label that tell kinds of kernels apart which do not tell of each other.
 OWN_KINDS = {"pooling": ("slowness", "operator"), "batch_norm": ("passes", "kernel")}
 PRODUCTS = ("gemm", "convolution", "attention")
@@ -78,7 +81,7 @@ def estimate_of(
     """
     kind = classify(operation)
     if kind in FACTORS:
-        times = CPU_TIMES.get(kind, 1.0) if device.kind == "cpu" else 1.0
+        times = CPU_TIMES.get(operation.base_name, CPU_TIMES.get(kind, 1.0)) if device.kind == "cpu" else 1.0
         return Estimate(times, dependent_steps_s(operation, device), factor_spread(kind, device))
     if is_stand_in or not _is_known(features, record) or not _has_units(operation, kind):
         return Estimate(1.0, 0.0, spread_of_factor(NEAR))

@@ -10,7 +10,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.estimates import FAR, MIDDLE, NEAR, factor_of_spread
-from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.hardware.profile import Device, Profile, find_profile, load_profile
 from perfmodel.workload.ops import Operation, TensorSpec
 
 MANY = tensor("float32", 50_331_648)  # 201 MB: four times the cache
@@ -107,6 +107,24 @@ def test_scans_that_a_profile_measured_for_scenarios(h200: Profile) -> None:
         measured, estimated = (kernel_costs([operation], h200, False, exact)[0] for exact in (True, False))
         assert (measured.source, estimated.source) == ("exact", "estimated")
         assert estimated.time_s == pytest.approx(measured.time_s, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "factor"),
+    [
+        ("cumsum", 20, FAR),
+        ("logcumsumexp", 300, FAR),
+        ("sort", 100, FAR),
+        ("topk", 30, FAR),
+        ("gather", 1, NEAR),
+        ("scatter_add", 4, NEAR),
+    ],
+)
+def test_a_cpu_takes_many_times_as_long_as_elementwise(h200: Profile, name: str, times: float, factor: float) -> None:
+    cpu = h200.model_copy(update={"device": Device(kind="cpu", name="CPU", memory_bytes=2**34), "kernels": {}})
+    found, elementwise = (cost(cpu, f"{each}.default", X, 1, out=X) for each in (name, "nonesuch"))
+    assert found.time_s == pytest.approx(times * elementwise.time_s, rel=0.2)
+    assert factor_of_spread(found.spread) == pytest.approx(factor)
 
 
 def test_outside_the_shapes_of_the_fit_is_said_and_less_sure(h200: Profile) -> None:
