@@ -63,7 +63,8 @@ def observe(makers: Iterable[Maker], report: Callable[[int], None]) -> list[Acti
     Every call runs with the device idle before and after. CUDA only.
     """
     profiler = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
+        acc_events=True,  # without, torch warns of events of earlier cycles, of which there are none
     )
     outcomes: list[bool | None] = []
     with recorded_history() as history, profiler:

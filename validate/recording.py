@@ -82,7 +82,7 @@ def record_trace(step: TrainingStep, path: Path, steps: int = 1) -> None:
     if cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     for count in (1, steps):
-        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
             for number in range(count):
                 with torch.profiler.record_function(f"ProfilerStep#{number}") if steps > 1 else nullcontext():
                     step.run(_phase_ranges())

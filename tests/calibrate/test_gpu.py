@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from calibrate import session
 from calibrate.activity import observe
 from calibrate.cuda_timing import CudaStopwatch, CudaStream
 from calibrate.jobs import job
@@ -45,8 +46,9 @@ def test_launches_and_allocations_are_seen() -> None:
     assert seen[0].busy_s > 0
 
 
-def test_a_general_calibration(tmp_path: Path) -> None:
-    profile = calibrate(tmp_path / "gpu.json", "cuda", progress=False, budget_s=20)
+def test_a_general_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(session.BUDGET_S, "cuda", 20.0)  # a short grid; no other stage is left out
+    profile = calibrate(tmp_path / "gpu.json", "cuda", progress=False)
     measured = [record for record in profile.kernels.values() if record.error is None]
     assert measured
     assert all(record.time_s and record.kernels is not None for record in measured)
