@@ -46,6 +46,9 @@ class TaughtGroup(click.Group):
 
     command_class = TaughtCommand
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\n{ctx.command_path} COMMAND --help shows what a command takes, with examples.\n")
+
 
 def _paragraph(key: str, text: str, formatter: click.HelpFormatter) -> str:
     """Names are broken at blanks alone, so that they can be copied."""

@@ -90,7 +90,8 @@ def question_options(command: Callable[..., None]) -> Callable[..., None]:
         "assignments",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Change a scenario or hardware value; repeatable.",
+        help="Change a value of the scenario, or of its profile as hardware.KEY; repeatable. `perfmodel schema` and "
+        "`perfmodel schema profile` list the keys.",
     )(command)
 
 

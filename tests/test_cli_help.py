@@ -99,3 +99,8 @@ def test_names_come_from_the_code() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_are_never_broken(width: int) -> None:
     assert not any(line.endswith("-") for line in help_of("predict", width=width).splitlines())
+
+
+def test_the_help_of_all_says_where_examples_are() -> None:
+    assert "COMMAND --help" in help_of()
+    assert "COMMAND --help" in help_of("profile")
