@@ -14,6 +14,7 @@ from tests.campaign.documents import PROFILE, SCENARIOS, File, sound
 from tests.campaign.mutations import assignments, files, options, subcommand, variations, words
 
 SCENARIO = "scenario.yaml"
+CACHED = "cache"  # what is called so lies in the cache, as the trace of the scenario "tiny"
 PLAIN = [name for name in SCENARIOS if name != "target"]
 
 
@@ -38,7 +39,7 @@ class Example:
 
 def examples() -> SearchStrategy[Example]:
     """Of every command; the more, the more it reads."""
-    kinds = [("scenario", 6), ("combination", 4), ("profile", 6), ("set", 4), ("options", 2), ("sweep", 3), ("diff", 3), ("compare", 3), ("show", 2),
+    kinds = [("scenario", 6), ("combination", 4), ("profile", 6), ("set", 4), ("options", 2), ("sweep", 3), ("diff", 3), ("compare", 3), ("cached", 1), ("show", 2),
              ("import", 3), ("topology", 2), ("validate", 2), ("calibrate", 1), ("names", 1)]  # fmt: skip
     return st.sampled_from([kind for kind, weight in kinds for _ in range(weight)]).flatmap(_of)
 
@@ -116,6 +117,16 @@ def _diff(draw: DrawFn) -> Example:
     if name.endswith("gz") and trace.form == "plain":
         trace = File(trace.base, trace.edits, trace.text_edits, "gzip")
     return Example("diff", ("diff", SCENARIO, name), draw(_question(["tiny"])) | {name: trace})
+
+
+@st.composite
+def _cached(draw: DrawFn) -> Example:
+    """A damaged trace in the cache is made again."""
+    trace = draw(files("cached/tiny"))
+    if trace.form == "plain":
+        trace = File(trace.base, trace.edits, trace.text_edits, "gzip")
+    lying = {SCENARIO: File("scenario/tiny"), PROFILE: File("profile"), CACHED: trace}
+    return Example("predict", ("predict", SCENARIO, *draw(_json())), lying)
 
 
 @st.composite

@@ -17,6 +17,9 @@ from typing import Any
 import yaml
 
 from perfmodel.hardware.profile import CATALOG
+from perfmodel.workload import trace_store
+from perfmodel.workload.scenario_file import parse_scenario
+from perfmodel.workload.trace_store import SHIPPED, trace_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = 5
@@ -120,10 +123,23 @@ def _trace(_: str) -> Any:
     from perfmodel.api import predict
     from perfmodel.hardware.profile import find_profile, load_profile
     from perfmodel.report.chrome_trace import chrome_trace
-    from perfmodel.workload.scenario_file import parse_scenario
 
     prediction = predict(parse_scenario(_scenario("tiny"), "tiny"), load_profile(find_profile("h200-sxm-x4")))
     return json.loads(json.dumps(chrome_trace(prediction)))
+
+
+def _cached(name: str) -> Any:
+    """The trace of that scenario, as it is shipped."""
+    return json.loads(gzip.decompress((SHIPPED / f"{_trace_name(name)}.json.gz").read_bytes()))
+
+
+def _trace_name(scenario: str) -> str:
+    return trace_name(parse_scenario(_scenario(scenario), scenario))
+
+
+def cached_path(scenario: str) -> Path:
+    """Where the cache keeps the trace of that scenario, below ``$PERFMODEL_CACHE/traces``."""
+    return Path("traces", trace_store._cached_paths(_trace_name(scenario))[0].name)
 
 
 def _import(name: str) -> Any:
@@ -141,6 +157,7 @@ _SOUND: dict[str, Callable[[str], Any]] = {
     "scenario": _scenario,
     "profile": _profile,
     "measurement": _measurement,
+    "cached": _cached,
     "card": lambda _: _few(json.loads((ROOT / "ACCURACY.json").read_text())),
     "trace": _trace,
     "import": _import,

@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from unittest import mock
 from click.testing import CliRunner, Result
 
 import cli
-from tests.campaign.commands import Example
-from tests.campaign.documents import ROOT, lay
+from perfmodel.workload import trace_store
+from tests.campaign.commands import CACHED, Example
+from tests.campaign.documents import ROOT, cached_path, lay
 
 LIMIT_S = 10.0  # of this process's computing, so that a busy machine fails no example
 WAITING_LIMIT_S = 20.0  # in which it computes nothing
@@ -52,8 +54,8 @@ def run(example: Example) -> Outcome:
         os.chdir(folder)
         try:
             for name, file in example.files.items():
-                lay(file, Path(name))
-            with _nothing_is_measured(example.command), _limited() as reached:
+                lay(file, Path(CACHED) / cached_path("tiny") if name == CACHED else Path(name))
+            with _nothing_is_measured(example.command), _own_cache(CACHED in example.files), _limited() as reached:
                 start_s = time.process_time()
                 result = CliRunner().invoke(cli.main, list(example.arguments), env={"COLUMNS": "100"})
                 cpu_s = time.process_time() - start_s
@@ -78,6 +80,17 @@ def _nothing_is_measured(command: str) -> Iterator[None]:
             ("validate.run.measure_cases", Measured(measured=[], failures=[])),
         ):
             stack.enter_context(mock.patch(name, return_value=answer))
+        yield
+
+
+@contextmanager
+def _own_cache(wanted: bool) -> Iterator[None]:
+    """The cache is a folder of the example's, and nothing is found anywhere else."""
+    with ExitStack() as stack:
+        if wanted:
+            stack.enter_context(mock.patch.dict(os.environ, {"PERFMODEL_CACHE": CACHED}))
+            stack.enter_context(mock.patch.object(trace_store, "SHIPPED", Path("nowhere")))
+            stack.enter_context(mock.patch.object(trace_store, "_remembered", OrderedDict()))
         yield
 
 
