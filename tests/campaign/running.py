@@ -29,6 +29,7 @@ LIMIT_S = 10.0  # of this process's computing, so that a busy machine fails no e
 WAITING_LIMIT_S = 20.0  # in which it computes nothing
 LONGEST_SENTENCE = 2100  # letters
 STEERING = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
+NOT_FINITE = re.compile(r"\b(?:nan|inf) (?:[num]?s|%|[KMGT]?i?B|[KMGTP]?FLOP|samples|tokens)(?:\b|$|(?=\W))")
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,8 @@ def _wrong_sentence(stderr: str) -> str | None:
 
 def _wrong_answer(stdout: str) -> str | None:
     if not stdout.startswith("{"):
-        return (
-            "nan in the report" if re.search(r"\b(nan|inf)\b", stdout.split("largest kernels", maxsplit=1)[0]) else None
-        )
+        found = NOT_FINITE.search(stdout)
+        return f"{found[0]} in the report" if found else None
     try:
         answer = json.loads(stdout, parse_constant=lambda word: 1 / 0)
     except ZeroDivisionError:
