@@ -91,15 +91,15 @@ def calibrate_interconnect(
             f"--interconnect must be gloo on a CPU, and one of NCCL's on GPUs (got {name} on {device}). {remedy}."
         )
     load_profile(output)  # only what is a profile is locked
-    with locked(output, shared=nodes > 1):
-        profile = load_profile(output)
+    with locked(output, shared=nodes > 1) as target:
+        profile = load_profile(target)
         if only:
             _check_only(only, name, device, profile.interconnects.get(name), scenarios, budget_s)
         hosts = max(nodes_of(name), nodes)
         every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
         sent = [each for each in every if each is not None]
         request = _request(profile, name, ranks, device, sent, budget_s, only, nodes, rendezvous)
-        return _measured_into(output, profile, request, only, timeout_s)
+        return _measured_into(target, profile, request, only, timeout_s)
 
 
 def _request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,11 +14,12 @@ from perfmodel.errors import PerfModelError
 from perfmodel.file_kinds import PROFILE
 from perfmodel.writing import check_writable, failures_in_one_sentence
 
+DIGITS = 20  # that the number of a process has at most
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none: one goes on without
 
 
 @contextmanager
-def locked(output: Path, shared: bool = False) -> Iterator[None]:
+def locked(output: Path, shared: bool = False) -> Iterator[Path]:
     """Hold the lock of the profile ``output``, in a hidden file in the same folder that is removed at the end.
 
     The system releases the lock of a process that is killed, so that a file left behind keeps nobody out.
@@ -28,10 +30,16 @@ def locked(output: Path, shared: bool = False) -> Iterator[None]:
     shared : bool
         Keep out only calibrations that do not share: for one on several machines, which may see one file.
 
+    Yields
+    ------
+    Path
+        The file behind all symbolic links, beside which a calibration keeps its other files.
+
     Raises
     ------
     PerfModelError
-        If another calibration holds it, or the profile could not be written.
+        If another calibration holds it, the profile could not be written, or something else is in the lock's place,
+        which then stays as it was.
     """
     check_writable(output, PROFILE)
     target = Path(os.path.realpath(output))
@@ -40,19 +48,19 @@ def locked(output: Path, shared: bool = False) -> Iterator[None]:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = _acquired(path, output, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     try:
-        yield
+        yield target
     finally:
         _release(path, handle)
 
 
 def _acquired(path: Path, output: Path, way: int) -> int:
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = _opened(path)
         try:
             _lock(handle, way)
         except BlockingIOError as error:
-            number = os.read(handle, 20).decode(errors="replace")
-            holder = f"process {number}" if number.isdecimal() else "another process"
+            number = os.pread(handle, DIGITS, 0).decode(errors="replace")
+            holder = f"process {number}" if number else "another process"
             os.close(handle)
             raise PerfModelError(
                 f"{output}: one calibration at a time must write it ({holder} does). Wait for its end, or "
@@ -67,6 +75,28 @@ def _acquired(path: Path, output: Path, way: int) -> int:
     return handle
 
 
+def _opened(path: Path) -> int:
+    """The lock's file, new or one that a calibration left; never the target of a link."""
+    if path.is_symlink():
+        raise _not_a_lock(path, "a symbolic link")
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _not_a_lock(path, "no regular file")
+    content = os.pread(handle, DIGITS + 1, 0)
+    if content and not (content.isdigit() and len(content) <= DIGITS):
+        os.close(handle)
+        raise _not_a_lock(path, f"a file that begins with {content.decode(errors='replace')!r}")
+    return handle
+
+
+def _not_a_lock(path: Path, got: str) -> PerfModelError:
+    return PerfModelError(
+        f"{path}: must be a calibration's lock, empty or with the number of a process, or not exist (got {got}). Move "
+        "it away, or choose another --output."
+    )
+
+
 def _lock(handle: int, way: int) -> None:
     try:
         fcntl.flock(handle, way | fcntl.LOCK_NB)
@@ -77,7 +107,7 @@ def _lock(handle: int, way: int) -> None:
 
 def _is_at(path: Path, handle: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
+        return os.path.samestat(path.lstat(), os.fstat(handle))
     except FileNotFoundError:
         return False
 

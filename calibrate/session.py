@@ -109,9 +109,9 @@ def calibrate(
     """
     machine.check_device(device)
     check_output_name(output)
-    with locked(output), _threads_of(device):
-        is_new = not output.exists()
-        draft = opened(output, device, name, resume or bool(scenarios) or bool(only), only, base)
+    with locked(output) as target, _threads_of(device):
+        is_new = not target.exists()
+        draft = opened(target, device, name, resume or bool(scenarios) or bool(only), only, base)
         check_writable(draft.samples_path, SAMPLES)
         check_writable(draft.host_pieces_path, HOST_PIECES)
         wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]

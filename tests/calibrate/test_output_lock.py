@@ -138,3 +138,32 @@ def test_what_is_no_profile_is_not_locked(tmp_path: Path) -> None:
     with pytest.raises(PerfModelError, match="must be a profile or not exist"), locked(tmp_path / "p.json"):
         pass
     assert os.listdir(tmp_path) == ["p.json"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "notes"])
+def test_what_is_no_lock_stays_as_it_was(profile: Path, tmp_path: Path, kind: str) -> None:
+    place, notes = tmp_path / ".p.json.perfmodel-lock", tmp_path / "notes"
+    notes.write_text("all of them")
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "notes":
+        os.link(notes, place)
+    else:
+        place.symlink_to(notes.name if kind == "link" else "nothing")
+    before = place.lstat()
+    with (
+        pytest.raises(PerfModelError, match=r"\.p\.json\.perfmodel-lock: must be a calibration's lock"),
+        locked(profile),
+    ):
+        pass
+    assert notes.read_text() == "all of them"
+    assert os.path.samestat(place.lstat(), before)
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("content", ["", "4711"])
+def test_a_lock_that_was_left_behind_is_taken(profile: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / ".p.json.perfmodel-lock").write_text(content)
+    with locked(profile):
+        assert (tmp_path / ".p.json.perfmodel-lock").read_text() == str(os.getpid())
+    assert os.listdir(tmp_path) == ["p.json"]

@@ -312,6 +312,19 @@ def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
         session.calibrate(tmp_path / "p.json", "cpu", progress=False)
 
 
+def test_through_a_link_all_files_lie_beside_its_target(tmp_path: Path) -> None:
+    links, real = tmp_path / "links", tmp_path / "real"
+    links.mkdir()
+    real.mkdir()
+    link = links / "p.json"
+    link.symlink_to(real / "p.json")
+    session.calibrate(link, "cpu", budget_s=0.0, progress=False)
+    session.calibrate(link, "cpu", resume=True, progress=False)
+    assert os.listdir(links) == ["p.json"]
+    assert link.is_symlink()
+    assert sorted(os.listdir(real)) == ["p.json", "p.samples.json.gz"]
+
+
 def test_power_can_be_measured_again_and_is_where_nothing_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
