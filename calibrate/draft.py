@@ -5,28 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from calibrate.jobs import Job
 from calibrate.timing import Samples
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import SAMPLES
-from perfmodel.files import check_version
+from perfmodel.files import upgrade
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
-from perfmodel.hardware.quantities import SECTION, Count
+from perfmodel.hardware.quantities import SECTION, Count, DifferenceSeconds
 from perfmodel.reading import read_json
 from perfmodel.schema import validated
 from perfmodel.workload.ops import Operation, decode_operation, encode_operation
 from perfmodel.workload.trace_file import MALFORMED
-from perfmodel.writing import write_atomically
+from perfmodel.writing import check_writable, write_atomically
 
 # Format history of the samples file
 # 1  first
-SAMPLES_VERSION = 1
+# 2  when the profile that it belongs to was measured; before, it was known by its name alone
+SAMPLES_VERSION = 2
 CHECKPOINT_S = 5.0
 UNSTABLE_SPREAD = {"cuda": 0.03, "cpu": 0.15}  # relative: standard deviation over median
 SAMPLES_REMEDY = "Delete it; the keys it describes can then only be repeated with their scenario."
@@ -45,8 +48,12 @@ class Draft:
     _written_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def new(cls, path: Path, profile: Profile) -> Draft:
-        return cls(path, profile)
+    def new(cls, path: Path, profile: Profile, kernels: Mapping[str, KernelRecord] | None = None) -> Draft:
+        """Begin a profile file that has these kernels; samples of another profile may not be beside it."""
+        draft = cls(path, profile, kernels=dict(kernels or {}))
+        check_writable(draft.samples_path, SAMPLES)
+        draft._read_samples()
+        return draft
 
     @classmethod
     def load(cls, path: Path) -> Draft:
@@ -55,6 +62,11 @@ class Draft:
         draft = cls(path, profile, kernels=dict(profile.kernels), stages_s=dict(profile.provenance.get("stages_s", {})))
         draft._read_samples()
         return draft
+
+    @property
+    def measured_at(self) -> str:
+        """When the calibration of the profile began, by which the files beside it know that they belong to it."""
+        return str(self.profile.provenance.get("measured_at"))
 
     @property
     def samples_path(self) -> Path:
@@ -110,20 +122,39 @@ class Draft:
             }
             for key, job in sorted(self.jobs.items())
         }
-        text = json.dumps({"version": SAMPLES_VERSION, "kernels": rows}, separators=(",", ":"))
+        content = {"version": SAMPLES_VERSION, "kernels": rows, "profile": self.measured_at}
+        text = json.dumps(content, separators=(",", ":"))
         return gzip.compress(text.encode(), compresslevel=1, mtime=0)
 
     def _read_samples(self) -> None:
         if not self.samples_path.exists():
             return
         data = read_json(self.samples_path, "raw samples", SAMPLES_REMEDY)
-        check_version(self.samples_path, data, SAMPLES_VERSION, SAMPLES_REMEDY)
+        of_older = {"profile": self.measured_at if self.path.exists() else "an unknown time"}
+        data = upgrade(self.samples_path, data, SAMPLES_VERSION, {2: lambda older: older | of_older}, SAMPLES_REMEDY)
         with naming(self.samples_path):
-            rows = validated(_SamplesFile, data, "samples", SAMPLES_REMEDY).kernels
-            for key, row in rows.items():
+            found = validated(_SamplesFile, data, "samples", SAMPLES_REMEDY)
+            if found.kernels:
+                check_belongs(found.profile, self.measured_at)
+            for key, row in found.kernels.items():
                 self.jobs[key] = Job(key, _decoded(key, row.operation), row.tf32, row.origin)
                 if row.values_s:
                     self.samples[key] = Samples(row.values_s, row.calls)
+
+
+def check_belongs(profile: str, measured_at: str) -> None:
+    """Refuse the content of a file that belongs to the profile of that time, unless that is the one to be written."""
+    if profile != measured_at:
+        raise PerfModelError(
+            f"must belong to the profile that is to be written (got measurements for a profile of {profile}). Move it "
+            "away, or choose another --output."
+        )
+
+
+def _taken_in_calls(values_s: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    if values_s and info.data.get("calls") == 0:
+        raise PydanticCustomError("samples", "Input should be empty where calls are 0")
+    return values_s
 
 
 class _SamplesRow(BaseModel):
@@ -135,14 +166,16 @@ class _SamplesRow(BaseModel):
     tf32: bool
     origin: Literal["grid", "scenario"]
     calls: Count
-    values_s: tuple[float, ...]
+    # A separator's time is taken off, which noise may make the longer of the two.
+    values_s: Annotated[tuple[DifferenceSeconds, ...], AfterValidator(_taken_in_calls)]
 
 
 class _SamplesFile(BaseModel):
     model_config = SECTION
 
-    version: Literal[1]
+    version: Literal[2]
     kernels: dict[str, _SamplesRow]
+    profile: str
 
 
 def _decoded(key: str, row: list[Any]) -> Operation:

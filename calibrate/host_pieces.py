@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
+from calibrate.draft import check_belongs
 from calibrate.host_records import Case
 from calibrate.host_reference import HostReference
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import naming
 from perfmodel.file_kinds import HOST_PIECES
 from perfmodel.hardware.profile import HostRecord
+from perfmodel.hardware.quantities import Count, DifferenceSeconds, Seconds
 from perfmodel.reading import read_json
+from perfmodel.schema import validated
 from perfmodel.writing import write_atomically
 
 REMEDY = "Delete it to measure the host's costs from their beginning."
 CHECKPOINT_S = 3.0  # between two writes within a piece
-
-Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class HostPieces(BaseModel):
@@ -30,40 +31,48 @@ class HostPieces(BaseModel):
     left_out: how many pieces there was no time for.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     version: Literal[1] = 1
     profile: str = ""
     reference_s: Seconds | None = None
     runs_s: list[Seconds] = []
-    samples: dict[str, dict[str, tuple[list[Seconds], list[Seconds]]]] = {}
-    operators_s: dict[str, Seconds] = {}
+    samples: dict[str, dict[str, tuple[list[DifferenceSeconds], list[DifferenceSeconds]]]] = {}
+    operators_s: dict[str, DifferenceSeconds] = {}
     records: dict[str, HostRecord] = {}
     finished: list[str] = []
-    left_out: int = 0
+    left_out: Count = 0
     _path: Path | None = PrivateAttr(default=None)
     _written_s: float = PrivateAttr(default_factory=time.monotonic)
 
     @classmethod
     def kept_in(cls, path: Path, profile: str) -> HostPieces:
-        """What the file holds if it belongs to this profile, or nothing yet; it is saved there.
+        """Read what the file holds of this profile, which may be nothing yet; it is saved there.
+
+        Parameters
+        ----------
+        path : Path
+        profile : str
+            When the calibration of the profile began.
 
         Raises
         ------
         PerfModelError
-            If the file is damaged.
+            If the file is damaged, or holds what was measured for another profile.
         """
         found = cls(profile=profile)
         if path.exists():
-            try:
-                earlier = cls.model_validate(read_json(path, "what was measured of the host", REMEDY))
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"]))
-                raise PerfModelError(f"{path}: {where}: {first['msg']}. {REMEDY}") from error
-            found = earlier if earlier.profile == profile else found
+            data = read_json(path, "what was measured of the host", REMEDY)
+            with naming(path):
+                earlier = validated(cls, data, "host costs", REMEDY)
+                if earlier._holds_any():
+                    check_belongs(earlier.profile, profile)
+                    found = earlier
         found._path, found.left_out = path, 0
         return found
+
+    def _holds_any(self) -> bool:
+        return bool(self.finished or self.samples or self.operators_s or self.records)
 
     def reference(self, device: str) -> HostReference:
         """The reference in whose measure all pieces are; its runs are kept here."""

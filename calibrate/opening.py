@@ -94,7 +94,7 @@ def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
             )
     wires = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
     profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
-    return Draft(output, profile, kernels=dict(known.kernels))
+    return Draft.new(output, profile, known.kernels)
 
 
 def wanted_of(scenario: Scenario, allow_import: bool) -> WantedScenario:

@@ -16,6 +16,7 @@ from calibrate.closing import closing_report, closing_warnings
 from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
 from calibrate.grid import grid_classes
+from calibrate.host_pieces import HostPieces
 from calibrate.host_reference import with_general
 from calibrate.jobs import Job, chosen, job, missing
 from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
@@ -114,6 +115,7 @@ def calibrate(
         draft = opened(target, device, name, resume or bool(scenarios) or bool(only), only, base)
         check_writable(draft.samples_path, SAMPLES)
         check_writable(draft.host_pieces_path, HOST_PIECES)
+        HostPieces.kept_in(draft.host_pieces_path, draft.measured_at)  # is refused now, not after the grid
         wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
         session = _Session(draft, device, Progress(progress), budget_s, allow_import)
         with session.progress():
@@ -252,11 +254,12 @@ class _Session:
     def _host(self) -> None:
         """Piece by piece; those that a stopped run measured are kept beside the profile."""
         from calibrate.host import measure_host
-        from calibrate.host_pieces import HostPieces
 
+        if not self.draft.path.exists():
+            self.draft.write()  # so that a stopped run finds the profile that its pieces belong to
         began_s = time.monotonic()
         self.progress.stage("host costs", None)
-        pieces = HostPieces.kept_in(self.draft.host_pieces_path, str(self.draft.profile.provenance.get("measured_at")))
+        pieces = HostPieces.kept_in(self.draft.host_pieces_path, self.draft.measured_at)
         found = measure_host(self.device, self.progress.at, pieces, lambda: time.monotonic() > self._ends_s)
         self.draft.update(host=dict(sorted(with_general(self.draft.profile.host, found).items())))
         if pieces.left_out:

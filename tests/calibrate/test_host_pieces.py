@@ -115,15 +115,46 @@ def test_no_piece_is_begun_that_is_too_late(tmp_path: Path, small: None) -> None
     assert host.measure_host("cpu", kept=HostPieces(), is_late=lambda: True) == {}
 
 
-def test_pieces_of_another_profile_do_not_count(tmp_path: Path) -> None:
+def test_pieces_of_another_profile_are_neither_used_nor_replaced(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     first = HostPieces.kept_in(path, "first")
     first.measure("modules", lambda: first.records.update(module=HostRecord(time_s=1.0)))
+    before = path.read_text()
     assert HostPieces.kept_in(path, "first").finished == ["modules"]
-    second = HostPieces.kept_in(path, "second")
-    assert (second.finished, second.records) == ([], {})
-    second.remove()
+    with pytest.raises(
+        PerfModelError, match=r"host\.json: must belong to the profile .* for a profile of first\)\. Move"
+    ):
+        HostPieces.kept_in(path, "second")
+    assert path.read_text() == before
+    first.remove()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_without_pieces_is_anybodys(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    HostPieces.kept_in(path, "first").save()
+    HostPieces.kept_in(path, "second").save()
+    assert json.loads(path.read_text())["profile"] == "second"
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ({"reference_s": "x"}, "reference_s must be a number"),
+        ({"reference_s": -1.0}, "reference_s must be greater than 0 (got -1.0)"),
+        ({"runs_s": [0.001, -1.0]}, "runs_s.1 must be greater than 0"),
+        ({"operators_s": {"mm": 1e300}}, "operators_s.mm must be less than"),
+        ({"samples": {"amp": {"mm": [[-1.0], []]}}}, "samples.amp.mm.0.0 must be greater than"),
+        ({"left_out": -1}, "left_out must be greater than"),
+    ],
+)
+def test_numbers_out_of_range_are_named(tmp_path: Path, content: dict[str, object], rule: str) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps({"version": 1, "profile": "p", **content}))
+    with pytest.raises(PerfModelError) as refused:
+        HostPieces.kept_in(path, "p")
+    assert str(refused.value).startswith(f"{path}: {rule}")
+    assert str(refused.value).endswith("Delete it to measure the host's costs from their beginning.")
 
 
 @pytest.mark.parametrize(

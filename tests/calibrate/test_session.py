@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,53 @@ def test_nothing_is_measured_into_what_is_no_file_of_a_calibration(
     with pytest.raises(PerfModelError, match=rf"{name}: must be .* \(got a file that begins with 'notes'\)"):
         session.calibrate(tmp_path / "p.json", "cpu", progress=False)
     assert ((tmp_path / name).read_text(), os.listdir(tmp_path), timed) == ("notes", [name], [])
+
+
+class Later(datetime):
+    """A clock an hour after that of the calibration before."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) + timedelta(hours=1)
+
+
+@pytest.mark.parametrize("name", ["p.samples.json.gz", "p.host-pieces.json"])
+def test_nothing_is_measured_over_the_files_of_another_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = tmp_path / "p.json"
+    session.calibrate(path, "cpu", progress=False)
+    pieces = HostPieces.kept_in(tmp_path / "p.host-pieces.json", "another")
+    pieces.measure("modules", lambda: None)
+    for each in {"p.json", "p.samples.json.gz", "p.host-pieces.json"} - {name}:
+        (tmp_path / each).unlink()
+    before = (tmp_path / name).read_bytes()
+    timed = counted(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr("calibrate.opening.datetime", Later)
+        with pytest.raises(PerfModelError, match=rf"{name}: must belong to the profile .*\. Move it away, or choose"):
+            session.calibrate(path, "cpu", progress=False)
+    assert ((tmp_path / name).read_bytes(), os.listdir(tmp_path), timed) == (before, [name], [])
+
+
+def test_a_calibration_on_a_base_that_was_stopped_in_its_host_stage_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
+    session.calibrate(tmp_path / "base.json", "cpu", progress=False)
+    path = tmp_path / "second.json"
+
+    def stop(device: str, show: object, pieces: HostPieces, is_late: object) -> None:
+        pieces.measure("modules", lambda: None)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("calibrate.host.measure_host", stop)
+        session.calibrate(path, "cpu", base="base", progress=False)
+    found: list[list[str]] = []
+    monkeypatch.setattr("calibrate.host.measure_host", lambda *arguments: found.append(arguments[2].finished) or {})
+    session.calibrate(path, "cpu", resume=True, progress=False)
+    assert found == [["modules"]]
 
 
 def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
