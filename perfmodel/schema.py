@@ -98,7 +98,8 @@ def _sentence_of_key(first: ErrorDetails, path: list[str | int], model: type[Bas
     if first["type"] == "extra_forbidden":
         known = did_you_mean(str(path[-1]), _section_at(model, path[:-1]).model_fields)
         return f"{'.'.join(map(str, path))} must be a key of {owner} {got}. {known}"
-    if first["type"] == "invalid_key" or (first["type"], first["loc"][-1]) == ("string_type", "[key]"):
+    is_of_key = first["loc"][-1:] in ((), ("[key]",))  # no place at all: a key that is no UTF-8
+    if first["type"] == "invalid_key" or (is_of_key and first["type"].startswith("string_")):
         return f"{owner} must have keys that are strings {got}. Put it in quotes, or leave it out."
     return None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import OrderedDict
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {"HOME": str(home), "PERFMODEL_CACHE": str(home / "cache"), "PERFMODEL_PROGRESS": "off"}
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture
+def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace but the shipped ones is kept or remembered: for tests of what has none."""
+    from perfmodel.workload import trace_store
+
+    monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setattr(trace_store, "_remembered", OrderedDict())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -334,6 +334,7 @@ def test_the_rank_of_a_memory_snapshot_is_told(folder: Path, monkeypatch: pytest
     assert run("predict", "toy.yaml", "--memory-snapshot", "m.pickle").stderr == "wrote m.pickle of rank 1\n"
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_predict_of_what_does_not_fit_names_commands_that_run(folder: Path) -> None:
     small = ["--set", "hardware.device.memory_bytes=4e6", "--set", "batch.size=4"]
     result = run("predict", "toy.yaml", *small)

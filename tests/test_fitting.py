@@ -65,6 +65,7 @@ def test_nothing_is_asked_of_a_step_that_fits_or_has_no_memory(kind: str) -> Non
         what_fits(prediction(kind))
 
 
+@pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize("scenario_file", [3], indirect=True)
 def test_the_largest_half_of_the_batch_that_fits_is_found(scenario_file: Path) -> None:
     of_size = {size: needs(scenario_file, f"batch.size={size}") for size in (64, 32, 16)}
@@ -79,6 +80,7 @@ def test_the_largest_half_of_the_batch_that_fits_is_found(scenario_file: Path) -
     assert not fitting.is_fixed_too_much
 
 
+@pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize("scenario_file", [5], indirect=True)
 def test_what_has_no_trace_is_a_command(scenario_file: Path) -> None:
     fitting = what_fits(short_of(scenario_file, needs(scenario_file) - 100 * MIB))
@@ -117,6 +119,7 @@ def test_every_setting_that_is_tried_is_one_that_a_scenario_takes(tmp_path: Path
     assert "parallelism.strategy" in tried[of_dp]
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_no_trace_is_made_where_only_kept_ones_count(tmp_path: Path) -> None:
     path = tmp_path / "toy.yaml"
     path.write_text(YAML.replace("LAYERS", "7"))

@@ -78,6 +78,10 @@ def scenario_data(changes: dict[Any, Any]) -> dict[Any, Any]:
             {"model": {"target": "a:b", "inputs": {"x": {"shape": [1], "dtyp": "int64"}}}},
             "model.inputs.x.dtyp must be a key of model.inputs.x (got 'int64'). Did you mean 'dtype'?",
         ),
+        (
+            {"\udcff": 2},
+            r"a scenario must have keys that are strings (got '\udcff'). Put it in quotes, or leave it out.",
+        ),
         ({1: 2}, "a scenario must have keys that are strings (got 1). Put it in quotes, or leave it out."),
         (
             {"model": {"target": "a:b", "arguments": {1: 2}}},
