@@ -49,6 +49,7 @@ from perfmodel.cost.host import AMP, NO_GRAD, key_flags, piece_key
 from perfmodel.cost.host_structure import BACKWARD, BACKWARD_INPUT, Piece, structure_of
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.workload.models.build import build_module, make_inputs
+from perfmodel.workload.models.own_code import out_of_memory_passes
 from perfmodel.workload.models.step import TrainingStep, precision_switches
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import Trace
@@ -84,6 +85,7 @@ def measure_pieces(
     with suppress(torch.OutOfMemoryError), ExitStack() as stack:  # what does not fit stays estimated from its calls
         scenario = _built_scenario(trace, precision, device, own_batch)
         stack.enter_context(precision_switches(scenario))
+        stack.enter_context(out_of_memory_passes())
         bench = _Bench(trace, scenario, device, times, reference, allow_import, own_batch)
         for (piece, accumulates), records in zip(wanted, bench.measure(wanted), strict=True):
             for direction, value in records.items():

@@ -16,6 +16,10 @@ class PerfModelError(Exception):
     """A sentence for the user: where, the rule, the value, what to do."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM was received: the process ends by an exception, so that what it was writing is removed."""
+
+
 class PerfModelWarning(UserWarning):
     """A sentence for the user about what went on without something: the command line prints it on standard error."""
 

@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, StepMemory
 from perfmodel.units import format_bytes
 from perfmodel.workload.models.build import replace_tensors
+from perfmodel.workload.models.own_code import out_of_memory_passes
 from perfmodel.workload.models.step import (
     TrainingStep,
     build_module,
@@ -118,7 +120,7 @@ def measure_here(request: Request, effort: Effort, ranks: Ranks | Alone | None =
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
-        with precision_switches(scenario):
+        with precision_switches(scenario), out_of_memory_passes() if device.type == "cuda" else nullcontext():
             return _measure(request, effort, scenario, device, ranks or Alone())
     except torch.OutOfMemoryError as error:
         total_bytes = torch.cuda.mem_get_info()[1]

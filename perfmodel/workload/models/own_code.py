@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TextIO, cast
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, Terminated
 
 LONGEST_MESSAGE = 300  # characters of an error's own text
 MOST_FRAMES = 4
@@ -52,8 +55,8 @@ def importing_from(folder: Path | None) -> Iterator[None]:
 def own_code(rule: Callable[[], str], remedy: Callable[[BaseException], str]) -> Iterator[None]:
     """Turn whatever the user's code raises, and its exit, into a :class:`PerfModelError` with the user's own frames.
 
-    What the code prints goes to stderr: stdout may be read by a program. Running out of device memory passes, since
-    it says nothing about the code.
+    What the code prints goes to stderr: stdout may be read by a program; closing them closes neither. Ctrl-C and
+    SIGTERM pass, and where :func:`out_of_memory_passes` also running out of device memory.
 
     Parameters
     ----------
@@ -67,18 +70,64 @@ def own_code(rule: Callable[[], str], remedy: Callable[[BaseException], str]) ->
     PerfModelError
         ``rule (got what was raised, where). remedy``; one that was raised inside keeps its sentence, and says where.
     """
+    kept_open = None if sys.stderr is None else cast("TextIO", _KeptOpen(sys.stderr))
     try:
-        with redirect_stdout(sys.stderr), _no_log_of_fake_tensors():
+        with redirect_stdout(kept_open), redirect_stderr(kept_open), _no_log_of_fake_tensors():
             yield
     except PerfModelError as error:
         frames = own_frames(error)
         if not frames:
             raise
         raise PerfModelError(f"{error} (At {frames}.)") from error
-    except torch.OutOfMemoryError:
+    except (KeyboardInterrupt, Terminated):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if isinstance(error, torch.OutOfMemoryError) and _out_of_memory_passes.get():
+            raise
         raise PerfModelError(f"{rule()} (got {what_was_raised(error)}). {remedy(error)}") from error
+
+
+_out_of_memory_passes = ContextVar("out_of_memory_passes", default=False)
+
+
+@contextmanager
+def out_of_memory_passes() -> Iterator[None]:
+    """Let :func:`own_code` pass ``torch.OutOfMemoryError``, where steps run on the device and the caller handles it."""
+    before = _out_of_memory_passes.set(True)
+    try:
+        yield
+    finally:
+        _out_of_memory_passes.reset(before)
+
+
+class _KeptOpen:
+    """A stream that the user's code can write to, and cannot close: not itself, and not through its buffer."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __enter__(self) -> _KeptOpen:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.flush()
+
+    def close(self) -> None:
+        self.flush()
+
+    @property
+    def buffer(self) -> Any:
+        """A handle of its own, since whoever wraps the buffer in another text stream closes it with that."""
+        try:
+            return os.fdopen(os.dup(self._stream.fileno()), "wb", buffering=0)
+        except (AttributeError, OSError):  # of streams in memory
+            return self._stream.buffer
+
+    def detach(self) -> Any:
+        return self.buffer
 
 
 @contextmanager
@@ -94,7 +143,7 @@ def _no_log_of_fake_tensors() -> Iterator[None]:
 
 def what_was_raised(error: BaseException) -> str:
     """Type and text of an exception, the module whose forward raised it, and the user's own frames."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE - 3]}..."
     kind = type(error).__name__
@@ -106,6 +155,16 @@ def what_was_raised(error: BaseException) -> str:
     if frames:
         told.append(f"at {frames}")
     return ", ".join(told)
+
+
+def text_of(error: BaseException) -> str:
+    """The exception's own text; empty if its class fails to give one."""
+    try:
+        return str(error)
+    except (KeyboardInterrupt, Terminated):
+        raise
+    except BaseException:
+        return ""
 
 
 def own_frames(error: BaseException) -> str:
@@ -126,7 +185,7 @@ def own_frames(error: BaseException) -> str:
 
 def lacks_fake_implementation(error: BaseException) -> bool:
     """Whether an operator failed that torch cannot run on fake tensors, or only as the CPU does."""
-    is_of_cpu = '_cpu" not implemented' in str(error)  # fake tensors are the CPU's
+    is_of_cpu = '_cpu" not implemented' in text_of(error)  # fake tensors are the CPU's
     if is_of_cpu or isinstance(error, (UnsupportedOperatorException, NotImplementedError)):
         return True
     return any(frame.name == "run_fallback_kernel" for frame in traceback.extract_tb(error.__traceback__))

@@ -22,6 +22,7 @@ from perfmodel.workload.models.own_code import (
     lacks_fake_implementation,
     own_code,
     own_frames,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def build_target(scenario: Scenario, allow_import: bool) -> nn.Module:
 def _remedy_of_building(error: BaseException, make: Callable[..., Any]) -> str:
     if isinstance(error, TypeError) and not own_frames(error):
         return f"It takes {parameter_names(make)}."
-    if "CUDA" in str(error) or "meta tensor" in str(error):
+    if "CUDA" in text_of(error) or "meta tensor" in text_of(error):
         return "Build the model where torch builds tensors by itself, without .cuda() or .to(): it is moved later."
     return "Mend the model, or model.arguments."
 
@@ -192,7 +193,7 @@ def target_at_work(scenario: Scenario, module: nn.Module, phase: Callable[[], st
         return f"model.target: {target} must run {phase()} on model.inputs {given or 'of no name'}"
 
     def remedy(error: BaseException) -> str:
-        if isinstance(error, TypeError) and f"{type(module).__name__}.forward()" in str(error):
+        if isinstance(error, TypeError) and f"{type(module).__name__}.forward()" in text_of(error):
             return f"Name model.inputs as its forward does: {parameter_names(module.forward)}."
         if lacks_fake_implementation(error):
             return (

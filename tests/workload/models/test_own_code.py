@@ -1,19 +1,23 @@
 """Models of the user's own that fail: one sentence with module, input and the user's own frames, whatever they raise."""
 
 import io
+import os
+import subprocess
 import sys
+import textwrap
 from contextlib import redirect_stdout
 
 import pytest
 import torch
 
-from perfmodel.errors import PerfModelError
-from perfmodel.workload.models.own_code import importing_from, own_code
+from perfmodel.errors import PerfModelError, Terminated
+from perfmodel.workload.models.own_code import importing_from, out_of_memory_passes, own_code
 from perfmodel.workload.models.target import load_callable
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace.session import trace_step
 from perfmodel.workload.trace_store import get_trace
+from tests.test_imports import ROOT
 
 SOURCE = """
 import sys
@@ -52,6 +56,38 @@ class Raises(Net):
 class Exits(Net):
     def change(self, y):
         sys.exit(3)
+
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+class RaisesSilent(Net):
+    def change(self, y):
+        raise Silent()
+
+class Ends(BaseException):
+    pass
+
+class RaisesEnds(Net):
+    def change(self, y):
+        raise Ends("the end")
+
+class BuildsEnds(Net):
+    def __init__(self):
+        raise Ends("the end")
+
+class Full(Net):
+    def change(self, y):
+        raise torch.OutOfMemoryError("full")
+
+class Closes(Net):
+    def change(self, y):
+        import io
+        sys.stdout.close()
+        sys.stderr.close()
+        io.TextIOWrapper(sys.stdout.buffer).close()
+        with sys.stderr:
+            return y
 
 class Prints(Net):
     def change(self, y):
@@ -160,6 +196,10 @@ def refusal(asked):
         ("CallsCompiled", ["torch.compile", "in change"]),
         ("Empty", ["own_failing:Empty must have parameters"]),
         ("OnCuda", ["without .cuda()", f"own_failing.py:{LINES['self.inner.cuda()']} in __init__"]),
+        ("RaisesSilent", ["the model (RaisesSilent)", "got Silent", "in change"]),
+        ("RaisesEnds", ["the model (RaisesEnds)", "Ends: the end", "in change"]),
+        ("BuildsEnds", ["must build", "Ends: the end", "in __init__"]),
+        ("Full", ["the model (Full)", "OutOfMemoryError: full", "in change"]),
         ("exits", ["own_failing:exits must build", "SystemExit: 3", "in exits"]),
     ],
 )
@@ -236,9 +276,36 @@ def test_what_the_model_prints_stays_off_stdout(folder, capsys):
     assert "hello" in capsys.readouterr().err
 
 
-def test_running_out_of_device_memory_is_no_failure_of_the_code():
-    with pytest.raises(torch.OutOfMemoryError), own_code(lambda: "", lambda error: ""):
+def test_streams_that_the_model_closes_stay_open(folder):
+    (folder / "question.yaml").write_text(
+        "model: {target: 'own_failing:Closes', loss: 'own_failing:total', inputs: {x: {shape: [batch, 8]}}}\n"
+        "batch: {size: 2}\nhardware: {profile: none}\n"
+    )
+    code = """
+        import sys
+        from pathlib import Path
+        from perfmodel.workload.scenario_file import load_scenario
+        from perfmodel.workload.trace.session import trace_step
+        trace_step(load_scenario(Path("question.yaml")), allow_import=True)
+        print("out")
+        print("err", file=sys.stderr)
+    """
+    command, environment = [sys.executable, "-c", textwrap.dedent(code)], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 0)
+
+
+def test_running_out_of_device_memory_passes_only_where_steps_run_on_the_device():
+    with pytest.raises(PerfModelError, match="OutOfMemoryError: full"), own_code(lambda: "", lambda error: ""):
         raise torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError), out_of_memory_passes(), own_code(lambda: "", lambda error: ""):
+        raise torch.OutOfMemoryError("full")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Terminated])
+def test_what_ends_the_process_passes(kind):
+    with pytest.raises(kind), own_code(lambda: "", lambda error: ""):
+        raise kind
 
 
 def test_a_scenario_finds_the_modules_beside_its_file(folder):
