@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT
+from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
-from perfmodel.writing import check_folder, check_writable, write_atomically
+from perfmodel.writing import check_folder, check_writable, replacing, write_atomically
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -98,7 +99,7 @@ def measure(
     """
     name = scenario.name if name is None else name
     _check(scenario, name, device, history)
-    request = {
+    request: dict[str, Any] = {
         "name": name,
         "split": split,
         "group": group,
@@ -106,19 +107,34 @@ def measure(
         "device": device,
         "allow_import": allow_import,
         "folder": None if scenario.folder is None else str(scenario.folder),
-        "trace": None if trace is None else str(trace.absolute()),
-        "history": None if history is None else str(history.absolute()),
     }
     settings = {} if effort is None else asdict(effort)
-    with tempfile.TemporaryDirectory(prefix="perfmodel-") as folder:
-        ranks = scenario.parallelism.ranks
+    with tempfile.TemporaryDirectory(prefix="perfmodel-") as name_of_folder:
+        folder, ranks = Path(name_of_folder), scenario.parallelism.ranks
+        recorded_trace = None if trace is None else folder / "trace" / trace.name
+        recorded_history = None if history is None else folder / "history" / history.name
+        request["trace"] = None if recorded_trace is None else str(recorded_trace)
+        request["history"] = None if recorded_history is None else str(recorded_history)
         if ranks > 1:
             request |= {"ranks": ranks, "group_timeout_s": min(group_timeout_s, timeout_s)}
-            return _measure_ranks(request, settings, Path(folder), timeout_s, trace)
-        result = _run_worker(request, settings, Path(folder), timeout_s)
-    if "error" in result:
-        raise PerfModelError(result["error"])
-    return Measurement.model_validate(result["measurement"])
+            measured = _measure_ranks(request, settings, folder, timeout_s, recorded_trace)
+        else:
+            result = _run_worker(request, settings, folder, timeout_s)
+            if "error" in result:
+                raise PerfModelError(result["error"])
+            measured = Measurement.model_validate(result["measurement"])
+        if recorded_trace is not None and trace is not None:
+            for rank in range(ranks):
+                _save(of_rank_path(recorded_trace, rank), of_rank_path(trace, rank), CHROME_TRACE)
+        if recorded_history is not None and history is not None:
+            _save(recorded_history, history, ALLOCATOR_HISTORY)
+    return measured
+
+
+def _save(recorded: Path, path: Path, kind: FileKind) -> None:
+    """Put a recording of a run that has succeeded in its place; those of an earlier run stay until then."""
+    with replacing(path, kind) as temporary:
+        shutil.copyfile(recorded, temporary)
 
 
 def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> None:
@@ -295,7 +311,8 @@ def _measure_case(
     kept = _measured_before(path, case, again)
     if kept is not None and not again:
         outcome.kept.append(kept)
-        return "\n".join([f"kept, {summary(kept)}", *kept.warnings()])
+        not_recorded = ["nothing is recorded of a kept case; record it with --again"] if recordings else []
+        return "\n".join([f"kept, {summary(kept)}", *not_recorded, *kept.warnings()])
     check_writable(path, MEASUREMENT)
     if recordings:
         options |= _recordings(case, device, results)

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -60,8 +61,12 @@ def test_cases_are_measured_kept_and_failures_collected(tmp_path):
     assert re.search(r"bad: failed\. training\.compile must be false", shown.getvalue())
     assert re.search(r"good: step .* ±.* %, synced ", shown.getvalue())
 
-    again = measure_cases([good], "cpu", tmp_path, effort=QUICK, console=Console(file=io.StringIO()))
+    shown = io.StringIO()
+    again = measure_cases(
+        [good], "cpu", tmp_path, effort=QUICK, recordings=True, console=Console(file=shown, width=200)
+    )
     assert (again.measured, again.kept, again.failures) == ([], outcome.measured, [])
+    assert "nothing is recorded of a kept case" in shown.getvalue() and "--again" in shown.getvalue()
 
     other = Case("good", "tuning", "tiny", tiny(precision="bf16"))
     changed = measure_cases([other], "cpu", tmp_path, effort=QUICK, console=Console(file=io.StringIO()))
@@ -80,6 +85,39 @@ def test_a_crash_is_told_in_one_line_and_shown_in_full(monkeypatch, capsys):
     with pytest.raises(PerfModelError, match=re.escape(sentence)):
         measure(tiny(), "cpu")
     assert "before\nTraceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["raise MemoryError('too much')", ""])
+def test_recordings_are_replaced_when_the_run_has_succeeded(tmp_path, monkeypatch, end):
+    """The worker records the allocator's history early, and may fail after that."""
+    code = f"""
+import json, sys
+from pathlib import Path
+asked = json.loads(Path(sys.argv[1]).read_text())["request"]
+for kind in ("trace", "history"):
+    path = Path(asked[kind])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("new " + kind)
+{end}
+sample = dict(name="tiny", split="tuning", group="own", scenario={{}}, provenance={{}}, warmup_steps=5)
+sample |= dict(step_s=[1.0], synced_step_s=[1.0], phases_s={{}})
+Path(sys.argv[2]).write_text(json.dumps(dict(measurement=sample)))
+"""
+    popen = run.subprocess.Popen
+    monkeypatch.setattr(
+        run.subprocess,
+        "Popen",
+        lambda command, **options: popen([sys.executable, "-c", code, *command[-2:]], **options),
+    )
+    old = {"trace": '{"traceEvents": []}', "history": '{"events": []}'}
+    paths = {kind: tmp_path / f"tiny.{kind}.json" for kind in old}
+    for kind, path in paths.items():
+        path.write_text(old[kind])
+    with pytest.raises(PerfModelError) if end else nullcontext():
+        measure(tiny(), "cuda", trace=paths["trace"], history=paths["history"])
+    new = old if end else {kind: f"new {kind}" for kind in old}
+    assert {kind: path.read_text() for kind, path in paths.items()} == new
+    assert sorted(tmp_path.iterdir()) == sorted(paths.values())
 
 
 def test_a_silent_end_is_told_too(monkeypatch):
