@@ -12,6 +12,7 @@ HEAD_BYTES = 1 << 18  # of a file, uncompressed, that are looked at
 GZIP, PICKLE = b"\x1f\x8b", b"\x80"
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:]')
 LONGEST_QUOTE = 40
+PREDICTED_BY = "predictedBy"  # the key that tells perfmodel's own traces from those that were recorded
 
 
 class FileKind(NamedTuple):
@@ -72,6 +73,11 @@ def _is_samples(head: bytes) -> bool:
     return top_level_keys(head)[:2] == ["version", "kernels"]
 
 
+def _is_recorded_trace(head: bytes) -> bool:
+    keys = top_level_keys(head)
+    return "traceEvents" in keys and PREDICTED_BY not in keys
+
+
 def _is_picture(head: bytes) -> bool:
     return head.startswith((b"\x89PNG\r\n", b"%PDF-", b"<svg")) or (head.startswith(b"<?xml") and b"<svg" in head)
 
@@ -81,7 +87,8 @@ SAMPLES = FileKind("a calibration's samples", _is_samples)
 STAGES = FileKind("an interconnect's finished stages", _begins_with("collectives"))
 HOST_PIECES = FileKind("pieces of a calibration's host costs", _has("version", "profile", "reference_s"))
 MEASUREMENT = FileKind("a measurement", _has("version", "name", "split"))
-CHROME_TRACE = FileKind("a Chrome trace", _has("traceEvents"))
+CHROME_TRACE = FileKind("a profiler trace", _is_recorded_trace)
+PREDICTED_TRACE = FileKind("a predicted trace", _has(PREDICTED_BY, "traceEvents"))
 ALLOCATOR_HISTORY = FileKind("an allocator's history", _begins_with("events"))
 MEMORY_SNAPSHOT = FileKind("a memory snapshot", lambda head: head.startswith(PICKLE) and b"segments" in head[:4096])
 CARD = FileKind("an accuracy card", lambda head: head.startswith(b"# Accuracy"))
@@ -94,6 +101,7 @@ KINDS = (
     HOST_PIECES,
     MEASUREMENT,
     CHROME_TRACE,
+    PREDICTED_TRACE,
     ALLOCATOR_HISTORY,
     MEMORY_SNAPSHOT,
     CARD,

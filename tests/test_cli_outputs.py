@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,23 @@ def test_a_device_stays_a_device(asked: Asked, option: str) -> None:
 def test_two_outputs_do_not_share_a_file(asked: Asked) -> None:
     result = run("predict", "toy.yaml", "--trace", "x.json", "--memory-snapshot", "x.json")
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].endswith("(got a Chrome trace). Choose another name.")
+    assert result.stderr.splitlines()[-1].endswith("(got a predicted trace). Choose another name.")
     assert "traceEvents" in Path("x.json").read_text()
+
+
+@pytest.mark.parametrize("pack", [lambda text: text, gzip.compress])
+def test_a_trace_that_was_recorded_is_not_replaced_by_a_predicted_one(
+    asked: Asked, pack: Callable[[bytes], bytes]
+) -> None:
+    content = pack(b'{"schemaVersion": 1, "traceEvents": []}')
+    Path("t.json.gz").write_bytes(content)
+    assert failure("predict", "toy.yaml", "--trace", "t.json.gz") == (
+        "Error: t.json.gz: must be a predicted trace or not exist to be written (got a profiler trace). Choose another "
+        "name."
+    )
+    assert (Path("t.json.gz").read_bytes(), asked) == (content, [])
+    for _ in range(2):
+        assert run("predict", "toy.yaml", "--trace", "u.json.gz").exit_code == 0
 
 
 def test_a_picture_is_not_drawn_over_another_file(asked: Asked) -> None:

@@ -45,8 +45,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     kinds = {
         "p.json": file_kinds.PROFILE,
         "p.samples.json.gz": file_kinds.SAMPLES,
-        "t.json": file_kinds.CHROME_TRACE,
-        "t.json.gz": file_kinds.CHROME_TRACE,
+        "t.json": file_kinds.PREDICTED_TRACE,
+        "t.json.gz": file_kinds.PREDICTED_TRACE,
         "m.pickle": file_kinds.MEMORY_SNAPSHOT,
         "card.md": file_kinds.CARD,
         "card.json": file_kinds.CARD_NUMBERS,
@@ -81,6 +81,7 @@ def test_shipped_files_are_known() -> None:
 
 
 def test_kinds_without_a_writer_here() -> None:
+    assert file_kinds.CHROME_TRACE.matches(b'{"schemaVersion": 1, "traceEvents": [{"ph": "X"')
     assert file_kinds.STAGES.matches(b'{"collectives": {"all_reduce 2": [1, 2')
     assert file_kinds.ALLOCATOR_HISTORY.matches(b'{"events":[["alloc",1,2,0],')
 

@@ -52,7 +52,7 @@ def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None
         assert link.is_symlink()
         assert target.read_text() == content
     target.write_text(FOREIGN)
-    with pytest.raises(PerfModelError, match="must be a Chrome trace or not exist"):
+    with pytest.raises(PerfModelError, match="must be a profiler trace or not exist"):
         write_atomically(link, TRACE, CHROME_TRACE)
     assert (link.is_symlink(), target.read_text()) == (True, FOREIGN)
 
@@ -79,7 +79,7 @@ WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
     "loop": (loop, "must be writable (got: Too many levels of symbolic links)"),
     "foreign": (
         lambda path: path.write_text(FOREIGN),
-        "must be a Chrome trace or not exist to be written (got a file that begins with 'name: gpt2.7b')",
+        "must be a profiler trace or not exist to be written (got a file that begins with 'name: gpt2.7b')",
     ),
     "below a file": (below_a_file, "must be writable (got: Not a directory)"),
 }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import CHROME_TRACE
+from perfmodel.file_kinds import PREDICTED_BY, PREDICTED_TRACE
 from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
@@ -47,11 +47,13 @@ def save_chrome_trace(prediction: Prediction, path: Path, rank: int = 0) -> None
     Raises
     ------
     PerfModelError
-        If ``path`` does not end in .json or .json.gz, or cannot be written.
+        If ``path`` does not end in .json or .json.gz, is there and no predicted trace, or cannot be written.
     """
     _check_name(path)
     text = json.dumps(chrome_trace(prediction, rank), separators=(",", ":"))
-    write_atomically(path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text, CHROME_TRACE)
+    write_atomically(
+        path, gzip.compress(text.encode(), mtime=0) if path.name.endswith(".gz") else text, PREDICTED_TRACE
+    )
 
 
 def check_trace_path(path: Path) -> None:
@@ -63,7 +65,7 @@ def check_trace_path(path: Path) -> None:
         If ``path`` does not end in .json or .json.gz, or no trace can be written there.
     """
     _check_name(path)
-    check_writable(path, CHROME_TRACE)
+    check_writable(path, PREDICTED_TRACE)
 
 
 def _check_name(path: Path) -> None:
@@ -81,6 +83,7 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
     device = prediction.profile.device
     major, minor = device.compute_capability or (0, 0)
     return {
+        PREDICTED_BY: "perfmodel",
         "schemaVersion": 1,
         "deviceProperties": [
             {

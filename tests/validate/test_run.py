@@ -262,6 +262,6 @@ def test_a_damaged_measurement_is_measured_anew_on_request_but_nothing_else_is_r
 def test_outputs_are_looked_at_before_anything_runs(tmp_path, answers):
     (tmp_path / "good.trace.json.gz").write_text("notes")
     outcome, _ = measured_in(tmp_path, recordings=True)
-    assert "good.trace.json.gz: must be a Chrome trace or not exist" in str(outcome.failures[0])
+    assert "good.trace.json.gz: must be a profiler trace or not exist" in str(outcome.failures[0])
     with pytest.raises(PerfModelError, match="Not a directory"):
         measured_in(tmp_path / "good.trace.json.gz")
