@@ -343,6 +343,11 @@ def compare(
     if plot is not None:
         check_folder(plot)
     if output is not None:
+        if output.resolve().is_relative_to(directory.resolve()):
+            raise PerfModelError(
+                f"--output must lie outside {directory} (got {output}): every JSON file in there is read as a "
+                "measurement. Choose another folder."
+            )
         check_card_path(output)
     before = None if check is None else load_card(check)  # which --output may replace
     with shown():

@@ -74,6 +74,15 @@ def test_the_numbers_of_a_card_do_not_replace_a_profile(asked: Asked) -> None:
     assert (Path("toy.json").read_text(), Path("toy.md").exists(), asked) == (profile, False, [])
 
 
+@pytest.mark.parametrize("output", ["results/card.md", "results/new/card.md", "link/card.md"])
+def test_a_card_is_not_put_among_the_measurements(asked: Asked, output: str) -> None:
+    write_measurement(Path("results/a.json"))
+    Path("link").symlink_to("results")
+    said = failure("compare", "results", "--output", output)
+    assert said.startswith(f"Error: --output must lie outside results (got {output})")
+    assert ([path.name for path in Path("results").rglob("*")], asked) == (["a.json"], [])
+
+
 def test_a_card_is_held_against_what_it_replaces(asked: Asked) -> None:
     """Not against itself, which would always hold."""
     write_measurement(Path("results/a.json"))
