@@ -6,6 +6,7 @@ is not finite ends in one sentence with the file's name.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -22,15 +23,16 @@ import pydantic_core
 
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.file_kinds import GZIP
+from perfmodel.limits import LARGEST_FILE_BYTES
 from perfmodel.units import MIB
 from perfmodel.writing import NOT_REGULAR
 
-LARGEST_BYTES = 64 * MIB
-LARGEST_TRACE_BYTES = 512 * MIB  # of traces, perfmodel's own and the profiler's
 UTF8_MARK = b"\xef\xbb\xbf"
 
 
-def read_bytes(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_BYTES) -> bytes:
+def read_bytes(
+    path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_FILE_BYTES, make_smaller: str = ""
+) -> bytes:
     """The content of a regular file; gzip is decompressed, but no further than the limit.
 
     Parameters
@@ -42,6 +44,8 @@ def read_bytes(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_
         What the sentence ends with.
     largest_bytes : int
         How large the content may be, once decompressed.
+    make_smaller : str
+        What the sentence ends with where the content is larger; ``remedy`` if empty.
 
     Raises
     ------
@@ -50,15 +54,16 @@ def read_bytes(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_
     """
     regular_file(path, what, remedy)
     try:
-        with path.open("rb") as file:
-            content = _limited(path, file, what, remedy, largest_bytes)
+        with open(path, "rb", opener=_open_at_once) as file:
+            _refuse_others(path, os.fstat(file.fileno()), what, remedy)
+            content = _limited(path, file, what, make_smaller or remedy, largest_bytes)
     except OSError as error:
         raise _unreadable(path, what, remedy, error) from error
     if not content.startswith(GZIP):
         return content
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            return _limited(path, file, what, remedy, largest_bytes)
+            return _limited(path, file, what, make_smaller or remedy, largest_bytes)
     except (OSError, EOFError, zlib.error) as error:
         raise PerfModelError(f"{path}: {what} must be whole gzip ({error}). {remedy}") from error
 
@@ -75,10 +80,19 @@ def regular_file(path: Path, what: str, remedy: str) -> os.stat_result:
         found = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise _unreadable(path, what, remedy, error) from error
+    _refuse_others(path, found, what, remedy)
+    return found
+
+
+def _refuse_others(path: Path, found: os.stat_result, what: str, remedy: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         got = NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "something else")
         raise PerfModelError(f"{path}: {what} must be a regular file (got {got}). {remedy}")
-    return found
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Neither opening nor reading waits: for a pipe that has taken the file's place, or for the kernel's messages."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _unreadable(path: Path, what: str, remedy: str, error: Exception) -> PerfModelError:
@@ -87,18 +101,20 @@ def _unreadable(path: Path, what: str, remedy: str, error: Exception) -> PerfMod
 
 
 def _limited(path: Path, file: io.BufferedIOBase, what: str, remedy: str, largest_bytes: int) -> bytes:
-    content = file.read(largest_bytes + 1)
+    content: bytes | None = file.read(largest_bytes + 1)
+    if content is None:  # reading would wait
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     if len(content) > largest_bytes:
         raise PerfModelError(f"{path}: {what} must hold at most {largest_bytes // MIB} MiB (got more). {remedy}")
     return content
 
 
-def read_text(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
     """The text of a file as :func:`read_bytes` reads it; bytes that are not UTF-8 are replaced."""
     return read_bytes(path, what, remedy, largest_bytes).decode("utf-8-sig", errors="replace")
 
 
-def read_json(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_BYTES) -> dict[str, Any]:
+def read_json(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_FILE_BYTES) -> dict[str, Any]:
     """The JSON object in a file of perfmodel's own: every key given once, every number finite.
 
     Raises
@@ -120,7 +136,9 @@ def read_json(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_B
     return data
 
 
-def read_foreign_json(path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_BYTES) -> Any:
+def read_foreign_json(
+    path: Path, what: str, remedy: str, largest_bytes: int = LARGEST_FILE_BYTES, make_smaller: str = ""
+) -> Any:
     """The JSON value in a file that another tool wrote, which may repeat keys and write NaN; its reader checks what it
     uses.
 
@@ -129,7 +147,7 @@ def read_foreign_json(path: Path, what: str, remedy: str, largest_bytes: int = L
     PerfModelError
         If the file cannot be read (:func:`read_bytes`) or is not whole JSON of at most 200 levels.
     """
-    content = read_bytes(path, what, remedy, largest_bytes).removeprefix(UTF8_MARK)
+    content = read_bytes(path, what, remedy, largest_bytes, make_smaller).removeprefix(UTF8_MARK)
     return _parsed(path, content, what, remedy)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.limits import MOST_CONFIGURATIONS
 from perfmodel.progress import doing, shown
 from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
 from perfmodel.report.memory_text import refusal_text, shortage_text
@@ -36,7 +37,6 @@ from perfmodel.workload.scenario_file import (
 # Format history
 # 1  first
 SWEEP_VERSION = 1
-MOST_CONFIGURATIONS = 1000
 GPUS = "hardware.gpus"
 MOST_REASONS = 3  # in one error
 

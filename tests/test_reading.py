@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,27 @@ def test_only_regular_files_are_opened(tmp_path: Path, monkeypatch: pytest.Monke
     assert "must be a regular file (got a pipe)" in sentence(read, link)
     assert "must be a regular file (got a directory)" in sentence(read, tmp_path)
     assert "must be a regular file (got a device)" in sentence(read, Path("/dev/zero"))
+
+
+def test_a_pipe_in_place_of_the_file_that_was_looked_at_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(reading, "regular_file", lambda *_: None)
+    assert "must be a regular file (got a pipe)" in sentence(read_bytes, tmp_path / "pipe")
+
+
+def test_a_file_that_says_it_is_regular_and_gives_nothing_yet_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /proc/kmsg, which only root may read."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(stat, "S_ISREG", lambda mode: True)
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        assert "must be a readable file (Resource temp" in sentence(read_bytes, tmp_path / "pipe")
+    finally:
+        os.close(writer)
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.hardware.measurement import RankCommunication
-from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
+from perfmodel.limits import LARGEST_TRACE_BYTES
+from perfmodel.reading import read_foreign_json
 from perfmodel.units import US
 
 Interval = tuple[float, float]

@@ -14,6 +14,7 @@ from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, catalog_names, find_profile, load_profile
 from perfmodel.hardware.topology import ASSUMED, GENERATIONS, Builder, Rate, Rates, rates_of, topology
 from perfmodel.hardware.topology_matrix import nvidia_smi, parse_matrix
+from perfmodel.limits import MOST_TOPOLOGY_BONDS, MOST_TOPOLOGY_GPUS, MOST_TOPOLOGY_NICS
 from perfmodel.reading import read_text
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ _HUBS = {  # name, kind and kind of the edges to it
 _INSIDE = (*_HUBS, "nvlink")
 _Stated = tuple[int | None, Rate | None]  # how many links, and what each carries
 _RATE = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)([KMGT])(B|b|bit)/s")
-# Of a description, so that it is answered within seconds.
-MOST_GPUS = MOST_NICS = 1024
-MOST_BONDS = math.comb(256, 2)
 GRAMMAR = "Write NODESxGPUS:TIER,TIER like 2x8:nvswitch=450GB/s,network=8x50GB/s."
 
 
@@ -46,8 +44,8 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
     Raises
     ------
     PerfModelError
-        If it cannot be read so, lacks a tier, or has more than :data:`MOST_GPUS`, :data:`MOST_NICS` or, of bonds
-        between two GPUs, :data:`MOST_BONDS`.
+        If it cannot be read so, lacks a tier, or has more GPUs, NICs or bonds between two GPUs than
+        :mod:`perfmodel.limits` allows.
 
     Notes
     -----
@@ -56,7 +54,7 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
     match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*(?:[:\s]\s*(.*))?", text, re.DOTALL)
     if match is None or not float(match[1]) * float(match[2]) >= 1:
         raise PerfModelError(f"topology: must be a description of at least one GPU (got {text!r}). {GRAMMAR}")
-    _refuse_more("GPUs", float(match[1]) * float(match[2]), MOST_GPUS, text)
+    _refuse_more("GPUs", float(match[1]) * float(match[2]), MOST_TOPOLOGY_GPUS, text)
     nodes, gpus = int(match[1]), int(match[2])
     tiers = _tiers(match[3] or "", text)
     inside = next((tier for tier in tiers if tier in _INSIDE), None)
@@ -65,9 +63,9 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
         if (needed and tier is None) or sum(name in tiers for name in names) > 1:
             raise PerfModelError(f"topology: must have one tier of {', '.join(names)} (got {text!r}). {GRAMMAR}")
     if network is not None and nodes > 1:
-        _refuse_more("NICs", nodes * (tiers[network][0] or 1), MOST_NICS, text)
+        _refuse_more("NICs", nodes * (tiers[network][0] or 1), MOST_TOPOLOGY_NICS, text)
     if inside == "nvlink":
-        _refuse_more("NVLink bonds between two GPUs", nodes * math.comb(gpus, 2), MOST_BONDS, text)
+        _refuse_more("NVLink bonds between two GPUs", nodes * math.comb(gpus, 2), MOST_TOPOLOGY_BONDS, text)
     build = Builder(text.strip())
     for number in range(nodes):
         node, members = f"node{number}", [f"GPU{number * gpus + gpu}" for gpu in range(gpus)]

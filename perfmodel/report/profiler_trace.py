@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.reading import LARGEST_TRACE_BYTES, read_foreign_json
+from perfmodel.limits import LARGEST_TRACE_BYTES
+from perfmodel.reading import read_foreign_json
 from perfmodel.report.chrome_trace import STEP_TIME
 from perfmodel.report.trace_events import ANNOTATIONS, CALLS, DEVICE_WORK, LAUNCHES, REMEDY, checked_slices
 from perfmodel.simulate.timeline import merged
 from perfmodel.units import US
 
+RECORD_LESS = "Record fewer steps, without with_stack, record_shapes and profile_memory."
 HALF_A_NANOSECOND_US = 0.0005
 COMMUNICATION = ("ncclDevKernel", "ncclKernel")  # begins the names of NCCL's kernels
 
@@ -71,7 +73,7 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
     PerfModelError
         If the file is not such a trace, or no operator runs in it, or none of the rank that it names.
     """
-    data = read_foreign_json(path, "a profiler trace", REMEDY, LARGEST_TRACE_BYTES)
+    data = read_foreign_json(path, "a profiler trace", REMEDY, LARGEST_TRACE_BYTES, RECORD_LESS)
     rank, slices = _rank(data), checked_slices(path, data)
     events = [event for event in _of_one_rank(slices, rank) if not _is_communication(event)]
     on_device = _on_device(events, known)

@@ -20,13 +20,11 @@ from perfmodel.files import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.hardware.settings import refuse_settings
+from perfmodel.limits import LARGEST_YAML_BYTES, MOST_YAML_VALUES
 from perfmodel.reading import read_bytes, refuse_not_finite
 from perfmodel.schema import sentence_of, shortened, validated
-from perfmodel.units import MIB
 from perfmodel.workload.scenario import SCENARIO_VERSION, HardwareSection, Scenario
 
-LARGEST_FILE_BYTES = MIB
-MOST_VALUES = 10_000
 DEEPEST = 50
 REMEDY = "The files in scenarios/ show how one is written."
 WRITE_NUMBER = "Write a number."
@@ -46,10 +44,10 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._values += 1
-        if self._values > MOST_VALUES:
+        if self._values > MOST_YAML_VALUES:
             line = self.line + 1
             raise PerfModelError(
-                f"{self._where}: YAML must hold at most {MOST_VALUES} values (got more by line {line}). {REMEDY}"
+                f"{self._where}: YAML must hold at most {MOST_YAML_VALUES} values (got more by line {line}). {REMEDY}"
             )
         return super().compose_node(parent, index)
 
@@ -253,7 +251,7 @@ def read_yaml(path: Path, what: str) -> Any:
     PerfModelError
         If it cannot be read or breaks a rule of :func:`parse_yaml`.
     """
-    content = read_bytes(path, what, REMEDY, LARGEST_FILE_BYTES)
+    content = read_bytes(path, what, REMEDY, LARGEST_YAML_BYTES)
     try:
         return parse_yaml(content.decode("utf-8-sig"), str(path))
     except UnicodeDecodeError as error:
@@ -275,9 +273,9 @@ def parse_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         for count, _ in enumerate(_walk(node, where, ())):
-            if count > MOST_VALUES:
+            if count > MOST_YAML_VALUES:
                 raise PerfModelError(
-                    f"{where}: YAML must hold at most {MOST_VALUES} values once aliases are followed. {REMEDY}"
+                    f"{where}: YAML must hold at most {MOST_YAML_VALUES} values once aliases are followed. {REMEDY}"
                 )
         return loader.construct_document(node)
     except yaml.YAMLError as error:

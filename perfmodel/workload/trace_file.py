@@ -16,7 +16,8 @@ import numpy as np
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files import check_version
-from perfmodel.reading import LARGEST_TRACE_BYTES, read_json
+from perfmodel.limits import LARGEST_TRACE_BYTES
+from perfmodel.reading import read_json
 from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
 from perfmodel.writing import write_atomically
 

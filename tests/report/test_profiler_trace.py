@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import PerfModelError
+from perfmodel.report import profiler_trace
 from perfmodel.report.profiler_trace import RecordedOperator, load_step
+from perfmodel.units import MIB
 
 Event = dict[str, Any]
 
@@ -158,6 +160,15 @@ def test_without_a_device_the_calls_themselves(tmp_path: Path) -> None:
     step = load_step(written(tmp_path, events), {"mm", "add"})
     assert step.operators == (operator("mm", 2, 6, 1), operator("add", 15, 3, 1))
     assert step.step_s == pytest.approx(16e-6)
+
+
+def test_what_is_too_large_is_to_be_recorded_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by torch.profiler's export_chrome_trace, which wrote it."""
+    monkeypatch.setattr(profiler_trace, "LARGEST_TRACE_BYTES", MIB)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * (MIB + 1)))
+    with pytest.raises(PerfModelError, match=r"at most 1 MiB \(got more\)\. Record fewer steps, without with_stack"):
+        load_step(path, {"mm"})
 
 
 @pytest.mark.parametrize(
