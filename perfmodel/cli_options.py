@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from perfmodel.cli_help import TaughtGroup
-from perfmodel.errors import PerfModelError, PerfModelWarning
-from perfmodel.terminal import INTERRUPTED, safe_stderr, safe_stdout, sentence, write
+from perfmodel.errors import PerfModelError, PerfModelWarning, Terminated
+from perfmodel.terminal import INTERRUPTED, TERMINATED, safe_stderr, safe_stdout, sentence, sigterm_raises, write
 
 FILE = click.Path(path_type=Path)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
@@ -23,7 +23,8 @@ ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 class OneLineErrors(TaughtGroup):
     """Every way to end: what a user can mend is one line on stderr and exit code 1, a wrong option is click's usage and
-    2, Ctrl-C one line and 130, a reader that has gone nothing and 141. Anything else keeps its traceback.
+    2, Ctrl-C one line and 130, SIGTERM one line and 143, a reader that has gone nothing and 141. Anything else keeps
+    its traceback.
     """
 
     group_class = TaughtGroup
@@ -31,7 +32,7 @@ class OneLineErrors(TaughtGroup):
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         if not standalone_mode:  # whoever calls sees to the rest
             return super().main(*args, **extra | {"standalone_mode": False})
-        with safe_stderr():
+        with sigterm_raises(), safe_stderr():
             text, code = self._ending(*args, **extra)
             usage, mark, message = text.partition("Error: ")
             write(f"{usage}{mark}{sentence(message)}\n" if mark else usage, to_stderr=True)
@@ -52,6 +53,8 @@ class OneLineErrors(TaughtGroup):
             if isinstance(error.__cause__, EOFError):  # of a file that was cut off: no command asks for input
                 raise error.__cause__ from None
             return "Stopped.\n", INTERRUPTED
+        except Terminated:
+            return "Stopped.\n", TERMINATED
 
     def invoke(self, ctx: click.Context) -> Any:
         with _warnings_in_one_line():

@@ -15,11 +15,12 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, Terminated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,7 @@ LONGEST_VALUE = 200  # letters of a word or a quotation in a message
 LONGEST_SENTENCE = 2000
 CLOSED_PIPE = 128 + signal.SIGPIPE  # what a shell reports of a command that wrote to a reader who had gone
 INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
 ENCODING_ERRORS = "perfmodel-stand-ins"
 STAND_INS = {
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": " ", "▎": " ", "▏": " ",
@@ -161,6 +163,27 @@ def safe_stdout() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise :class:`Terminated` on SIGTERM, so that half-written files and the processes that were started are removed;
+    a second SIGTERM ends the process at once. A handler of the caller's own stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated(TERMINATED)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _with_stand_ins(stream: TextIO) -> TextIO:

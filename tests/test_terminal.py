@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,17 @@ import cli
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import load_profile
 from perfmodel.report.text import rendered
-from perfmodel.terminal import CLOSED_PIPE, INTERRUPTED, LONGEST_VALUE, print_rich, safe_stdout, sentence, visible
+from perfmodel.terminal import (
+    CLOSED_PIPE,
+    INTERRUPTED,
+    LONGEST_VALUE,
+    TERMINATED,
+    print_rich,
+    safe_stdout,
+    sentence,
+    sigterm_raises,
+    visible,
+)
 from tests.report.synthetic import prediction
 
 ROOT = Path(__file__).parent.parent
@@ -190,3 +202,47 @@ def test_lines_of_a_calibration_do_not_steer_the_terminal(capsys: pytest.Capture
 
     Progress(shown=False).warn("[bold]x[/] \x1b[31m is unstable")
     assert capsys.readouterr().err == "[bold]x[/] \\x1b[31m is unstable\n"
+
+
+TERMINATED_WHILE_WRITING = """
+    import signal, time
+    from pathlib import Path
+    import click
+    from perfmodel.cli_options import OneLineErrors
+    from perfmodel.writing import replacing
+    @click.group(cls=OneLineErrors)
+    def main():
+        pass
+    @main.command()
+    def write():
+        with replacing(Path("new/t.json"), None) as temporary:
+            temporary.write_text("half of it")
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(600)
+    main(["write"])
+"""
+
+
+def test_sigterm_leaves_no_half_written_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(TERMINATED_WHILE_WRITING)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (TERMINATED, "", "Stopped.\n")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_sigterm_is_left_to_a_caller_who_handles_it() -> None:
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with sigterm_raises():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
+def test_sigterm_is_as_before_after_a_command() -> None:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert run("schema").exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
