@@ -6,24 +6,26 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
 from calibrate.interconnects import backend_of, environment, nodes_of
 from calibrate.own_contention import OwnKernel, decode_own, encode_own
 from perfmodel.cost.segments import fit_curves
-from perfmodel.hardware.interconnect import (
-    CollectiveRecord,
-    ContentionRecord,
-    Interconnect,
-    TransferRecord,
-)
+from perfmodel.errors import naming
+from perfmodel.hardware.interconnect import Interconnect, TransferRecord
+from perfmodel.hardware.quantities import SECTION, NotNegativeSeconds, PositiveCount, Provenance
 from perfmodel.program.program import Collective
+from perfmodel.reading import read_json
+from perfmodel.schema import validated
 from perfmodel.writing import write_atomically
 
 ROOT = Path(__file__).parent.parent
+REMEDY = "Delete it to measure all stages from their beginning."
 OWN_BUDGET_S = 25.0  # about 35 kernels
 
 
@@ -33,7 +35,8 @@ class Request:
     collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
     ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives and receives that
     wait, the most important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes:
-    over all collectives. nodes, rendezvous: see :class:`~calibrate.ranks.Launch`.
+    over all collectives. nodes, rendezvous: see :class:`~calibrate.ranks.Launch`. profile: when the calibration of the
+    profile that it is for began.
     """
 
     interconnect: str
@@ -49,6 +52,7 @@ class Request:
     rendezvous: str | None = None
     own: tuple[OwnKernel, ...] = ()
     own_budget_s: float = OWN_BUDGET_S
+    profile: str = ""
 
     def to_json(self) -> str:
         """For the ranks."""
@@ -62,20 +66,33 @@ class Request:
         return cls(**data | {"exact": exact, "stages": tuple(data["stages"]), "own": decode_own(data["own"])})
 
 
-@dataclass
-class Found:
+class Asked(BaseModel):
+    """Those facts of a :class:`Request` by which what it found goes into its profile."""
+
+    model_config = SECTION
+
+    profile: str
+    ranks: PositiveCount
+    nodes: PositiveCount
+    stages: tuple[str, ...]
+
+
+class Found(BaseModel):
     """What the stages found so far, as plain data."""
 
-    collectives: dict[str, Any] = field(default_factory=dict)
-    communicator_bytes: dict[str, int] = field(default_factory=dict)
-    host: dict[str, Any] = field(default_factory=dict)
-    contention: dict[str, Any] = field(default_factory=dict)
-    own_contention: dict[str, dict[str, Any]] = field(default_factory=dict)
-    messages_ahead: dict[int, int] = field(default_factory=dict)
-    transfers: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    collectives: dict[str, Any] = {}
+    communicator_bytes: dict[str, int] = {}
+    host: dict[str, Any] = {}
+    contention: dict[str, Any] = {}
+    own_contention: dict[str, dict[str, Any]] = {}
+    messages_ahead: dict[int, int] = {}
+    transfers: dict[str, TransferRecord] = {}
+    provenance: Provenance = {}
     topology: str | None = None
-    stages_s: dict[str, float] = field(default_factory=dict)
+    stages_s: dict[str, NotNegativeSeconds] = {}
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,8 @@ def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Mea
     timeout_s : float
         Seconds after which all ranks are ended.
     kept : Path, optional
-        A file that rank 0 writes after each stage, for :func:`measured_in`; it outlives whatever ends this.
+        A file that rank 0 writes after each stage, for :func:`measured_in`; it outlives whatever ends this. One that
+        is there already is removed.
 
     Returns
     -------
@@ -135,37 +153,55 @@ def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Mea
         return measured_in(answered, request) if answered.exists() else None
 
 
+def asked_in(path: Path) -> Asked | None:
+    """What was asked of the run whose finished stages are in a file; None where an older version wrote it.
+
+    Raises
+    ------
+    PerfModelError
+        If the file is damaged.
+    """
+    return _found_in(path).asked
+
+
 def measured_in(path: Path, request: Request) -> Measured:
-    """What stages that ended have left in a file, also those of a run that was ended."""
-    found = Found(**json.loads(path.read_text()))
-    records = {key: CollectiveRecord.model_validate(data) for key, data in found.collectives.items()}
-    contention = _contention(found.contention)
-    own = {key: _contention(pairs) for key, pairs in found.own_contention.items()}
-    interconnect = Interconnect.model_validate(
-        {
-            "backend": backend_of(request.device, request.interconnect),
-            "environment": environment(request.interconnect, 0, request.ranks),
-            "provenance": found.provenance,
-            "nodes": max(nodes_of(request.interconnect), request.nodes),
-            "collectives": records,
-            "segments": fit_curves(records),
-            "communicator_bytes": found.communicator_bytes,
-            "host": found.host,
-            "contention": contention,
-            "couplings": fit_couplings(contention),
-            "message_couplings": fit_message_couplings(contention),
-            "own_contention": own,
-            "own_couplings": fit_own_couplings(own),
-            "own_message_couplings": fit_own_message_couplings(own),
-            "messages_ahead": found.messages_ahead,
-        }
-    )
-    transfers = {key: TransferRecord.model_validate(data) for key, data in found.transfers.items()}
-    return Measured(interconnect, transfers, found.stages_s, found.topology)
+    """What stages that ended have left in a file, also those of a run that was ended.
+
+    Raises
+    ------
+    PerfModelError
+        If the file is damaged.
+    """
+    found = _found_in(path)
+    measured = {
+        "backend": backend_of(request.device, request.interconnect),
+        "environment": environment(request.interconnect, 0, request.ranks),
+        "provenance": found.provenance,
+        "nodes": max(nodes_of(request.interconnect), request.nodes),
+        "collectives": found.collectives,
+        "communicator_bytes": found.communicator_bytes,
+        "host": found.host,
+        "contention": found.contention,
+        "own_contention": found.own_contention,
+        "messages_ahead": found.messages_ahead,
+    }
+    with naming(path):
+        known = validated(Interconnect, measured, "profile", REMEDY)
+    fits = {
+        "segments": fit_curves(known.collectives),
+        "couplings": fit_couplings(known.contention),
+        "message_couplings": fit_message_couplings(known.contention),
+        "own_couplings": fit_own_couplings(known.own_contention),
+        "own_message_couplings": fit_own_message_couplings(known.own_contention),
+    }
+    interconnect = Interconnect.model_validate(dict(known) | fits)
+    return Measured(interconnect, found.transfers, found.stages_s, found.topology)
 
 
-def _contention(data: dict[str, Any]) -> dict[str, ContentionRecord]:
-    return {key: ContentionRecord.model_validate(each) for key, each in data.items()}
+def _found_in(path: Path) -> Found:
+    data = read_json(path, "an interconnect's finished stages", REMEDY)
+    with naming(path):
+        return validated(Found, data, "profile", REMEDY)
 
 
 def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str, int, int], ...]:

@@ -11,12 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.communication import Found, Request
+from calibrate.communication import Asked, Found, Request
 from calibrate.interconnects import members, nodes_of
 from calibrate.ladder import MOST_BYTES, grid
 from calibrate.own_contention import WAIT, decode_own, encode_own
@@ -220,7 +219,7 @@ class Worker:
         if self.ranks.rank == 0:
             bench = TransferBench(peer=1 if torch.cuda.device_count() > 1 else None)
             records = transfer_records(bench.kinds(), transfer_sizes(), TRANSFERS_S)
-            self.found.transfers = {key: record.model_dump() for key, record in records.items()}
+            self.found.transfers = dict(records)
         self.ranks.together()
 
 
@@ -235,8 +234,12 @@ def run_stages(worker: Worker, result: Path) -> None:
     """All stages of one rank; rank 0 writes down what was found after each."""
     from calibrate.machine import machine_facts
 
-    name, ranks = worker.request.interconnect, worker.ranks
+    request, ranks = worker.request, worker.ranks
+    name = request.interconnect
     if ranks.rank == 0:
+        worker.found.asked = Asked(
+            profile=request.profile, ranks=request.ranks, nodes=request.nodes, stages=request.stages
+        )
         measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         worker.found.provenance = machine_facts(worker.request.device) | {"measured_at": measured_at}
         worker.found.topology = _topology() if worker.request.device == "cuda" else None
@@ -246,7 +249,7 @@ def run_stages(worker: Worker, result: Path) -> None:
         before_s = worker.found.stages_s.get(stage, 0.0)  # of an earlier pass
         worker.found.stages_s[stage] = round(before_s + time.perf_counter() - began_s, 2)
         if ranks.rank == 0:
-            write_atomically(result, json.dumps(asdict(worker.found)), STAGES)
+            write_atomically(result, json.dumps(worker.found.model_dump()), STAGES)
             print(f"{name}: {stage} {worker.found.stages_s[stage]} s", flush=True)
 
 

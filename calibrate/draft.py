@@ -130,7 +130,7 @@ class Draft:
         if not self.samples_path.exists():
             return
         data = read_json(self.samples_path, "raw samples", SAMPLES_REMEDY)
-        of_older = {"profile": self.measured_at if self.path.exists() else "an unknown time"}
+        of_older = {"profile": self.measured_at if self.path.exists() else None}
         data = upgrade(self.samples_path, data, SAMPLES_VERSION, {2: lambda older: older | of_older}, SAMPLES_REMEDY)
         with naming(self.samples_path):
             found = validated(_SamplesFile, data, "samples", SAMPLES_REMEDY)
@@ -142,9 +142,10 @@ class Draft:
                     self.samples[key] = Samples(row.values_s, row.calls)
 
 
-def check_belongs(profile: str, measured_at: str) -> None:
+def check_belongs(profile: str | None, measured_at: str) -> None:
     """Refuse the content of a file that belongs to the profile of that time, unless that is the one to be written."""
     if profile != measured_at:
+        profile = profile or "an unknown time"
         raise PerfModelError(
             f"must belong to the profile that is to be written (got measurements for a profile of {profile}). Move it "
             "away, or choose another --output."
@@ -175,7 +176,7 @@ class _SamplesFile(BaseModel):
 
     version: Literal[2]
     kernels: dict[str, _SamplesRow]
-    profile: str
+    profile: str | None
 
 
 def _decoded(key: str, row: list[Any]) -> Operation:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.communication import Measured, Request, exact_collectives, measure, measured_in
+from calibrate.communication import Measured, Request, asked_in, exact_collectives, measure, measured_in
+from calibrate.draft import check_belongs
 from calibrate.interconnects import environment, nodes_of
 from calibrate.merging import merged
 from calibrate.output_lock import locked
@@ -15,7 +16,7 @@ from calibrate.own_contention import OwnKernel, beside_of, own_kernels, together
 from calibrate.stage_names import GENERAL
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
-from perfmodel.errors import PerfModelError, did_you_mean
+from perfmodel.errors import PerfModelError, did_you_mean, naming
 from perfmodel.file_kinds import STAGES
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
@@ -80,7 +81,8 @@ def calibrate_interconnect(
     ------
     PerfModelError
         If there is no profile there, a name is unknown, nothing is to be measured, a rank fails, or time is up. The
-        profile then keeps what it had, and gains what stages that ended found.
+        profile then keeps what it had, and gains what stages that ended found; after a kill it gains that at the next
+        start. Also if another profile's finished stages are in the file that such stages are kept in.
     """
     environment(name, 0, ranks)
     if ranks < 2:
@@ -92,6 +94,9 @@ def calibrate_interconnect(
         )
     load_profile(output)  # only what is a profile is locked
     with locked(output, shared=nodes > 1) as target:
+        kept = target.with_suffix(f".{name}.partial.json")
+        check_writable(kept, STAGES)
+        _keep_finished(target, name, device, kept)
         profile = load_profile(target)
         if only:
             _check_only(only, name, device, profile.interconnects.get(name), scenarios, budget_s)
@@ -99,7 +104,7 @@ def calibrate_interconnect(
         every = [_sent_over(one, name, ranks, hosts, allow_import) for one in scenarios]
         sent = [each for each in every if each is not None]
         request = _request(profile, name, ranks, device, sent, budget_s, only, nodes, rendezvous)
-        return _measured_into(target, profile, request, only, timeout_s)
+        return _measured_into(target, profile, request, only, timeout_s, kept)
 
 
 def _request(
@@ -131,11 +136,38 @@ def _request(
         nodes=nodes,
         rendezvous=rendezvous,
         own=together(_own_kernels(each, profile) for each in sent) if device == "cuda" else (),
+        profile=_measured_at(profile),
     )
 
 
+def _measured_at(profile: Profile) -> str:
+    return str(profile.provenance.get("measured_at"))
+
+
+def _keep_finished(output: Path, name: str, device: str, kept: Path) -> None:
+    """Put the stages that a run of the profile finished before it was ended into it, if there are any."""
+    if not kept.exists():
+        return
+    profile, asked = load_profile(output), asked_in(kept)
+    with naming(kept):
+        check_belongs(asked and asked.profile, _measured_at(profile))
+    assert asked is not None
+    found = measured_in(kept, Request(name, asked.ranks, device, 0.0, nodes=asked.nodes))
+    before = profile.interconnects.get(name)
+    if before is None or not _has_all(before, found.interconnect):
+        only = () if asked.stages == GENERAL else asked.stages
+        save_profile(merged(profile, name, _again(before, found, only), found.transfers), output)
+    kept.unlink()
+    print(f"{output}: {name}: has what an interrupted run measured: {', '.join(found.stages_s)}", file=sys.stderr)
+
+
+def _has_all(before: Interconnect, now: Interconnect) -> bool:
+    """Whether the collectives were put there before, in which case they are no second run to compare with."""
+    return bool(now.collectives) and all(before.collectives.get(key) == now.collectives[key] for key in now.collectives)
+
+
 def _measured_into(
-    output: Path, profile: Profile, request: Request, only: Sequence[str], timeout_s: float | None
+    output: Path, profile: Profile, request: Request, only: Sequence[str], timeout_s: float | None, kept: Path
 ) -> Profile | None:
     """Run the request and write the profile; also where the run fails, with what the stages that ended found."""
     name = request.interconnect
@@ -143,14 +175,10 @@ def _measured_into(
     if timeout_s is None:
         own_s = request.own_budget_s if request.own else 0.0
         timeout_s = TIMEOUT_S + own_s + max(request.budget_s - BUDGET_S[request.device], 0.0)
-    kept = output.with_suffix(f".{name}.partial.json")
-    check_writable(kept, STAGES)
     try:
         found = measure(request, timeout_s, kept)
-    except PerfModelError:
-        if kept.exists():
-            found = measured_in(kept, request)
-            save_profile(merged(profile, name, _again(before, found, only)), output)
+    except BaseException:  # Ctrl-C too
+        _keep_finished(output, name, request.device, kept)
         raise
     if found is None:  # rank 0, which writes the profile, is on another machine
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +301,82 @@ def test_nothing_is_written_where_rank_0_is_not(path: Path, asked: list[tuple[Re
     before = path.read_bytes()
     assert calibrate_interconnect(path, "gloo", "cpu", 4, nodes=2, rendezvous="host:1") is None
     assert (len(asked), path.read_bytes()) == (1, before)
+
+
+FINISHED: dict[str, Any] = {
+    "collectives": {"all_reduce 2 float32 1024": {"time_s": 1e-3}},
+    "host": {"wait": {"time_s": 1e-6}},
+    "provenance": {"measured_at": "earlier"},
+    "stages_s": {"group of 2": 1.0, "calls": 2.0},
+}
+
+
+def finished(profile: str, stages: tuple[str, ...] = interconnect_session.GENERAL) -> str:
+    """What the file holds that a run's stages are kept in."""
+    return json.dumps(FINISHED | {"asked": {"profile": profile, "ranks": 2, "nodes": 1, "stages": stages}})
+
+
+def stopped_by(kind: type[BaseException]) -> Callable[[Request, float, Path], None]:
+    """A measurement that ends so after its first stages."""
+
+    def measure(request: Request, timeout_s: float, kept: Path) -> None:
+        kept.write_text(finished(request.profile))
+        raise kind
+
+    return measure
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, PerfModelError])
+def test_a_run_that_is_ended_leaves_its_finished_stages_in_the_profile(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    monkeypatch.setattr(interconnect_session, "measure", stopped_by(kind))
+    for _ in range(2):
+        with pytest.raises(kind):
+            calibrate_interconnect(path, "gloo", "cpu", 2)
+        wires = load_profile(path).interconnects["gloo"]
+        assert wires.collectives == {"all_reduce 2 float32 1024": CollectiveRecord(time_s=1e-3)}
+        assert wires.host["wait"].time_s == 1e-6
+        assert wires.rerun_spread is None  # it was measured once
+    assert os.listdir(path.parent) == ["cpu.json"]
+
+
+def test_after_a_kill_the_next_start_keeps_the_stages_that_had_finished(
+    path: Path, asked: list[tuple[Request, float]]
+) -> None:
+    kept = path.with_name("cpu.gloo.partial.json")
+    kept.write_text(finished("None"))
+    with pytest.raises(PerfModelError, match="--budget 0"):
+        calibrate_interconnect(path, "gloo", "cpu", 2, budget_s=0)
+    assert list(load_profile(path).interconnects["gloo"].collectives) == ["all_reduce 2 float32 1024"]
+    kept.write_text(finished("None", ("calls",)))  # of a later run of one stage
+    calibrate_interconnect(path, "gloo", "cpu", 2)
+    assert os.listdir(path.parent) == ["cpu.json"]
+    assert list(load_profile(path).interconnects["gloo"].collectives) == ["all_reduce 2 float32 1024"]
+    assert [request.profile for request, _ in asked] == ["None"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (finished("2026-01-01"), r"must belong to the profile .* for a profile of 2026-01-01\)\. Move it away"),
+        (json.dumps(FINISHED), r"must belong to the profile .* of an unknown time\)"),
+        ('{"collectives": 3}', r"collectives must be a mapping .*\. Delete it"),
+        (
+            finished("None").replace("0.001", "-1.0"),
+            r"collectives\.all_reduce 2 float32 1024\.time_s must be greater than 0 \(got -1\.0\)\. Delete it",
+        ),
+        ('{"collectives": {', "must be whole JSON"),
+    ],
+)
+def test_finished_stages_that_are_damaged_or_of_another_profile_stay_as_they_are(
+    path: Path, asked: list[tuple[Request, float]], content: str, sentence: str
+) -> None:
+    kept, before = path.with_name("cpu.gloo.partial.json"), path.read_bytes()
+    kept.write_text(content)
+    with pytest.raises(PerfModelError, match=rf"cpu\.gloo\.partial\.json: .*{sentence}"):
+        calibrate_interconnect(path, "gloo", "cpu", 2)
+    assert (kept.read_text(), path.read_bytes(), asked) == (content, before, [])
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import json
 import re
 import socket
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from calibrate import communication_stages, contention
-from calibrate.communication import Found, Request, exact_collectives, measure, measured_in
+from calibrate.communication import Found, Request, asked_in, exact_collectives, measure, measured_in
 from calibrate.jobs import job
 from calibrate.merging import merged
 from calibrate.own_contention import OwnKernel, encode_own
@@ -42,7 +42,7 @@ QUICK = Request(
 
 def test_collectives_of_two_ranks(tmp_path):
     kept = tmp_path / "kept.json"
-    found = measure(QUICK, 120.0, kept)
+    found = measure(replace(QUICK, profile="then"), 120.0, kept)
     assert (found.interconnect.backend, found.interconnect.nodes) == ("gloo", 1)
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     grid = {f"{kind} 2 float32 {size}" for kind in kinds for size in (1024, 2048)}
@@ -58,6 +58,9 @@ def test_collectives_of_two_ranks(tmp_path):
     assert set(found.interconnect.segments) == {f"{kind} 2" for kind in kinds}
     assert list(found.stages_s) == ["group of 2"]
     assert measured_in(kept, QUICK) == found
+    wanted = asked_in(kept)
+    assert wanted is not None
+    assert (wanted.profile, wanted.ranks, wanted.nodes, wanted.stages) == ("then", 2, 1, ("collectives",))
 
 
 def test_calls_of_two_ranks():
@@ -260,7 +263,7 @@ def test_all_ranks_measure_the_kernels_of_rank_0(monkeypatch, tmp_path):
     dict(worker.stages())["own contention"]()
     assert asked == [((OWN,), 9.0)]
     kept = tmp_path / "kept.json"
-    kept.write_text(json.dumps(asdict(worker.found)))
+    kept.write_text(json.dumps(worker.found.model_dump()))
     found = measured_in(kept, request).interconnect
     assert found.own_contention == {OWN.job.key: {"all_gather 2 float32 8": pair}}
     assert found.own_couplings[OWN.job.key].compute_factor == pytest.approx(1.5, rel=0.05)
