@@ -173,7 +173,7 @@ def edited(tree: Any, edits: tuple[Any, ...]) -> Any:
     tree = copy.deepcopy(tree)
     for path, action, value in edits:
         try:
-            tree = _edited(tree, list(path), action, value)
+            tree = _edited(tree, list(path), action, copy.deepcopy(value))
         except (KeyError, IndexError, TypeError):
             continue
     return tree

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.campaign.commands import Example, examples
+from tests.campaign.documents import edited
 from tests.campaign.running import run
 
 FOUND = Path(__file__).parent / "found"
@@ -37,3 +38,9 @@ def test_mutated_inputs_end_in_an_answer_or_one_sentence(example: Example) -> No
 def test_inputs_that_once_failed(path: Path) -> None:
     outcome = run(Example.from_json(path.read_text()))
     assert outcome.fault is None, outcome.output
+
+
+def test_edits_share_no_values() -> None:
+    value = {"a": 1}
+    tree = edited({"x": 0}, ((["x"], "set", value), (["x"], "add", ["again", value])))
+    assert (tree, value) == ({"x": {"a": 1, "again": {"a": 1}}}, {"a": 1})
