@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 300.0
+NOT_RECORDED = "nothing is recorded of a kept case. Record it with `perfmodel validate --again --recordings`."
 
 
 @dataclass
@@ -311,7 +312,7 @@ def _measure_case(
     kept = _measured_before(path, case, again)
     if kept is not None and not again:
         outcome.kept.append(kept)
-        not_recorded = ["nothing is recorded of a kept case; record it with --again"] if recordings else []
+        not_recorded = [f"{case.name}: {NOT_RECORDED}"] if recordings else []
         return "\n".join([f"kept, {summary(kept)}", *not_recorded, *kept.warnings()])
     check_writable(path, MEASUREMENT)
     if recordings:

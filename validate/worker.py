@@ -123,6 +123,8 @@ def measure_here(request: Request, effort: Effort, ranks: Ranks | Alone | None =
         with precision_switches(scenario), out_of_memory_passes() if device.type == "cuda" else nullcontext():
             return _measure(request, effort, scenario, device, ranks or Alone())
     except torch.OutOfMemoryError as error:
+        if device.type != "cuda":  # then the model raised it, and has its traceback shown as for any other failure
+            raise
         total_bytes = torch.cuda.mem_get_info()[1]
         raise PerfModelError(
             f"{request.name}: the step must fit the device's {format_bytes(total_bytes)} (it ran out of memory). "

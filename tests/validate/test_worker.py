@@ -1,6 +1,9 @@
 """One case in this process, on the CPU: how many steps are run, and what the measurement says."""
 
 import re
+import sys
+import textwrap
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -92,6 +95,28 @@ def test_a_missing_gpu_is_named(monkeypatch):
     monkeypatch.setattr(worker.torch.cuda, "is_available", lambda: False)
     with pytest.raises(PerfModelError, match=re.escape("--device cuda: torch must see a CUDA device (it sees none)")):
         measure_here(Request("tiny", "tuning", "own", TINY, "cuda"), QUICK)
+
+
+def test_out_of_memory_on_the_cpu_is_a_failure_of_the_model(tmp_path):
+    """There is no device whose memory could have run out."""
+    source = """
+        import torch
+        class Full(torch.nn.Linear):
+            def forward(self, x):
+                raise torch.OutOfMemoryError("full")
+        def build():
+            return Full(8, 8)
+        def loss(module, inputs):
+            return module(inputs["x"]).sum()
+    """
+    (tmp_path / "own_full.py").write_text(textwrap.dedent(source))
+    model = {"target": "own_full:build", "loss": "own_full:loss", "inputs": {"x": {"shape": ["batch", 8]}}}
+    asked = replace(request(model=model, batch={"size": 1}), allow_import=True, folder=str(tmp_path))
+    try:
+        with pytest.raises(worker.torch.OutOfMemoryError, match="full"):
+            measure_here(asked, QUICK)
+    finally:
+        sys.modules.pop("own_full", None)
 
 
 @pytest.mark.gpu
