@@ -48,8 +48,8 @@ class Outcome:
     interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
     communication that nothing hides. gpus: in all. bubble_share: of the step over all ranks of a pipeline; None without
     one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes, device_bytes (in use at the peak): of
-    the rank that needs most, None unless it fits. needed_bytes: what a device without a limit would have in use, None
-    where it fits. capacity_bytes: the device's.
+    the rank that needs most, None unless it fits. needed_bytes: the smallest device memory in which it would fit,
+    None where it fits. capacity_bytes: the device's.
     assumptions, warnings: as of :class:`~perfmodel.simulate.prediction.Prediction`.
     """
 

@@ -71,8 +71,10 @@ def test_the_largest_half_of_the_batch_that_fits_is_found(scenario_file: Path) -
     of_size = {size: needs(scenario_file, f"batch.size={size}") for size in (64, 32, 16)}
     assert of_size[16] < of_size[32] < of_size[64]
     fitting = what_fits(short_of(scenario_file, of_size[16]))
+    least_bytes = needs(scenario_file, "batch.size=32", f"hardware.device.memory_bytes={of_size[16]}")
+    assert of_size[16] < least_bytes <= of_size[32]
     assert fitting.remedies == (
-        Remedy({BATCH_SIZE: 32}, fits=False, needed_bytes=of_size[32]),
+        Remedy({BATCH_SIZE: 32}, fits=False, needed_bytes=least_bytes),
         Remedy({BATCH_SIZE: 16}, fits=True, needed_bytes=of_size[16]),
         Remedy({OPTIMIZER: "fused"}, fits=None, needed_bytes=None),
         Remedy({CHECKPOINTING: "full"}, fits=None, needed_bytes=None),
@@ -142,5 +144,10 @@ def test_shipped_scenarios_whose_optimizer_does_not_fit(name: str, memory_bytes:
     assert memory.place is not None
     assert (memory.place.step, memory.place.phase) == (1, "optimizer")
     assert memory.place.operator.startswith("aten._foreach_")
-    assert memory.needed_bytes == predict_memories(*load_question(path))[rank].device_bytes
+    assert memory.unlimited is not None
+    assert memory.unlimited.device_bytes == predict_memories(*load_question(path))[rank].device_bytes
+    assert memory_bytes < memory.needed_bytes < memory.unlimited.device_bytes
+    for device_bytes, fits in ((memory.needed_bytes, True), (memory.needed_bytes - 1, False)):
+        question = load_question(path, [f"hardware.device.memory_bytes={device_bytes}"])
+        assert predict_memories(*question)[rank].fits is fits
     assert memory.missing_bytes == memory.needed_bytes - memory_bytes

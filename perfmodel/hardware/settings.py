@@ -188,7 +188,7 @@ def _values(here: Any, names: list[str], path: str) -> Iterator[tuple[str, Any]]
 def settings_table() -> list[str]:
     """The table as lines of Markdown, for docs/what-if.md."""
     rows = [
-        f"| `{key}` | {EFFECTS[setting.effect]} | {' '.join(filter(None, [setting.meaning, setting.instead]))} |"
+        f"| `{key}` | {EFFECTS[setting.effect]} | {'. '.join(filter(None, [setting.meaning, setting.instead]))} |"
         for key, setting in SETTINGS.items()
     ]
     return ["| `hardware.` ... | when set | what follows it |", "|---|---|---|", *rows]

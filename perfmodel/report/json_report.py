@@ -31,9 +31,10 @@ def json_report(prediction: Prediction, fitting: Fitting | None = None) -> dict[
     (``rank``; null where all take the same); ``memory.ranks`` has one entry for each distinct rank, ``first_step``
     creates the optimizer states, ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1)
     and what it may reach (null where nothing is rebuilt). Where it does not fit, these peaks are those reached before;
-    ``out_of_memory`` says what a device without a limit would have in use (``needed_bytes``), how much of that is
-    missing, and which request is refused: ``step`` (from 1; 0 while the model is built), ``phase``, ``operator``, what
-    it ``holds``. ``retries`` of the allocator are of all steps until then, ``step_retries`` of each later step, whose
+    ``out_of_memory`` says how large the smallest device memory is in which it fits (``needed_bytes``), how much of that
+    is missing, what a device without a limit would have in use (``unlimited_bytes``), and which request is refused:
+    ``step`` (from 1; 0 while the model is built), ``phase``, ``operator``, what it ``holds``. ``retries`` of the
+    allocator are of all steps until then, ``step_retries`` of each later step, whose
     time is predicted without them. ``what_fits`` is ``fitting``: what the device has in use beside activations
     (``fixed_bytes``), and settings with what they need (null where no trace of them is at hand); null where the step
     fits. ``pipeline`` is null without one; its ``blocks`` are the
@@ -118,6 +119,7 @@ def _out_of_memory(memory: MemoryTimeline) -> dict[str, Any]:
     return {
         "needed_bytes": memory.needed_bytes,
         "missing_bytes": memory.missing_bytes,
+        "unlimited_bytes": memory.unlimited and memory.unlimited.device_bytes,
         **asdict(place),
         "holds": place.holds.name.lower(),
         "requested_bytes": refused.requested_bytes,

@@ -8,7 +8,8 @@ given to ``record_stream`` (fully_shard gives none): what is freed serves its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
 from perfmodel.program.repeats import renamed_on_repeat
-from perfmodel.simulate.allocator import CachingAllocator, OutOfMemoryError
+from perfmodel.simulate.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory_actions import (
     Actions,
     ActionWriter,
@@ -66,7 +67,10 @@ class MemoryTimeline:
         The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
         ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``, and ``place`` what asked for it).
     unlimited : MemoryTimeline or None
-        Where it does not fit, the same on a device without a limit: how much would be needed in all.
+        Where it does not fit, the same on a device without a limit.
+    least_limit_bytes : int or None
+        Where it does not fit, the least that the allocator must be allowed for it to fit, if need be by giving cached
+        segments back and asking again.
     history : tuple of (str, MemoryColumns)
         Everything that was asked, in order: ``model`` (and its inputs), ``first``, then ``steady`` once or more;
         ``wrapping`` is what a strategy asks for outside steps, ``rebuilding`` a step as in ``rebuilding`` and ``early``
@@ -92,6 +96,7 @@ class MemoryTimeline:
     allocator: CachingAllocator
     place: RequestPlace | None = None
     unlimited: MemoryTimeline | None = None
+    least_limit_bytes: int | None = None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -115,12 +120,16 @@ class MemoryTimeline:
 
     @property
     def needed_bytes(self) -> int:
-        """What the device would have in use at its peak if it had no limit."""
-        return (self.unlimited or self).device_bytes
+        """Where it does not fit, the smallest device memory in which it does; else what it has in use at its peak.
+
+        In the smallest memory the allocator may have to give cached segments back, which takes time;
+        ``unlimited.device_bytes`` are enough to never do so.
+        """
+        return self.device_bytes if self.least_limit_bytes is None else self.least_limit_bytes + self.outside_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """By how much the device is too small for that; 0 where everything fits."""
+        """By how much the device is smaller than that; 0 where everything fits."""
         if self.out_of_memory is None:
             return 0
         return self.needed_bytes - (self.out_of_memory.limit_bytes + self.outside_bytes)
@@ -156,6 +165,11 @@ def simulate_memory(
     -------
     MemoryTimeline
         Complete, or up to the request that did not fit and, in ``unlimited``, complete as if the device had no limit.
+
+    Notes
+    -----
+    What a step that does not fit needs is found by walking it again under other limits. Segments are multiples of
+    SEGMENT_ROUNDING_BYTES, so no other limits need be tried. Assumes: what fits under a limit fits under a larger one.
     """
     outside_bytes = profile.memory.context_bytes + communicators_bytes
     limit_bytes = profile.device.memory_bytes - outside_bytes
@@ -165,7 +179,20 @@ def simulate_memory(
         return _Walk(program, scripts, profile.memory, CachingAllocator(limit_bytes), outside_bytes).walked()
 
     found = walked(limit_bytes)
-    return found if found.fits else replace(found, unlimited=walked(None))
+    if found.fits:
+        return found
+    unlimited = walked(None)
+    least_bytes = _least_limit_bytes(limit_bytes, unlimited, lambda limit_bytes: walked(limit_bytes).fits)
+    return replace(found, unlimited=unlimited, least_limit_bytes=least_bytes)
+
+
+def _least_limit_bytes(refused_bytes: int, unlimited: MemoryTimeline, fits: Callable[[int], bool]) -> int:
+    """The least limit that fits, above one that does not; as much as is reserved without a limit always does."""
+    reserved_bytes = unlimited.device_bytes - unlimited.outside_bytes
+    limits = range(0, reserved_bytes + 1, SEGMENT_ROUNDING_BYTES)
+    lowest_bytes = max(refused_bytes + 1, unlimited.first.peak_allocated_bytes, unlimited.steady.peak_allocated_bytes)
+    lowest = min(-(-lowest_bytes // SEGMENT_ROUNDING_BYTES), len(limits) - 1)
+    return limits[bisect_left(limits, True, lo=lowest, hi=len(limits) - 1, key=fits)]
 
 
 class _Walk:

@@ -123,6 +123,7 @@ def test_a_step_that_does_not_fit_says_where_and_what_it_needs() -> None:
     assert report["memory"]["out_of_memory"] == {
         "needed_bytes": 20 * MIB,
         "missing_bytes": 17 * MIB,
+        "unlimited_bytes": 20 * MIB,
         "step": 0,
         "phase": "",
         "micro_batch": -1,

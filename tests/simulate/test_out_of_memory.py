@@ -38,14 +38,14 @@ def walked(memory_bytes: int) -> MemoryTimeline:
 
 @given(st.data())
 def test_every_capacity_has_a_verdict_and_more_memory_never_hurts(data: st.DataObject) -> None:
-    needed_bytes = walked(PLENTY_BYTES).needed_bytes
+    needed_bytes = walked(PLENTY_BYTES).device_bytes
     capacities = st.one_of(st.integers(1, 2 * needed_bytes), st.integers(CONTEXT_BYTES, needed_bytes))
     low, high = sorted((data.draw(capacities), data.draw(capacities)))
     smaller, larger = walked(low), walked(high)
     assert smaller.fits <= larger.fits
     for capacity_bytes, found in ((low, smaller), (high, larger)):
-        assert found.needed_bytes >= min(needed_bytes, capacity_bytes)
-        assert found.fits or found.missing_bytes == needed_bytes - capacity_bytes > 0
+        assert found.fits or capacity_bytes < found.needed_bytes <= needed_bytes
+        assert found.fits or found.missing_bytes == found.needed_bytes - capacity_bytes
         if capacity_bytes >= needed_bytes:
             assert (found.fits, found.retries) == (True, 0)
         if capacity_bytes < walked(PLENTY_BYTES).first.peak_allocated_bytes + CONTEXT_BYTES:
@@ -54,6 +54,31 @@ def test_every_capacity_has_a_verdict_and_more_memory_never_hurts(data: st.DataO
             assert found.place is not None
             assert bool(found.place.phase) == (found.place.step > 0)
             assert len(found.event) == len(found.allocated_bytes) == found.kind_bytes.shape[1]
+
+
+@given(st.integers(1, 2**31))
+def test_what_is_needed_fits_and_a_segment_less_does_not(memory_bytes: int) -> None:
+    found = walked(memory_bytes)
+    if found.fits:
+        return
+    assert walked(found.needed_bytes).fits
+    assert not walked(found.needed_bytes - 1).fits
+    assert walked(found.needed_bytes).device_bytes <= found.needed_bytes
+
+
+def test_cached_segments_that_can_be_given_back_are_not_needed() -> None:
+    """Without a limit, three segments of 24 MiB stay cached while two of 40 MiB are in use, 152 MiB; 80 are enough."""
+    cached = [(EventKind.ALLOC, storage, 24 * MIB) for storage in range(1, 4)]
+    released = [(EventKind.FREE, storage, 0) for storage in range(1, 4)]
+    large = [(EventKind.ALLOC, storage, 40 * MIB) for storage in (4, 5)]
+    freed = [(EventKind.FREE, storage, 0) for storage in (4, 5)]
+    first = step_events(("forward", 0, [*cached, *released, *large]), ("optimizer", -1, freed))
+    program = program_of(first, step_events(("forward", 0, [(EventKind.OP, 0, -1)])))
+    found = simulate_memory(program, profile_of(memory_bytes=78 * MIB))
+    assert found.unlimited is not None
+    assert (found.needed_bytes, found.missing_bytes) == (80 * MIB, 2 * MIB)
+    assert found.unlimited.device_bytes == 152 * MIB
+    assert simulate_memory(program, profile_of(memory_bytes=80 * MIB)).retries > 0
 
 
 def test_first_step_that_runs_out_behind_all_that_a_later_step_does() -> None:
