@@ -6,9 +6,9 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "networkx", "sympy", "pandas")
@@ -57,56 +57,105 @@ def layer(module: str) -> int | None:
     return LAYERS[max(owners, key=len)] if owners else None
 
 
-def imports(path: Path, *, with_types: bool = True) -> list[tuple[str, bool]]:
-    """(module, whether it is loaded as soon as the importing module is) for each import statement in the file."""
-    found: list[tuple[str, bool]] = []
+class Import(NamedTuple):
+    """One import statement: what it loads, whether as soon as the importing module is, and whether for types alone."""
 
-    def visit(node: ast.AST, at_once: bool) -> None:
+    module: str
+    at_once: bool
+    for_types: bool
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+
+def imports(source: str) -> list[Import]:
+    """Every import statement in the source."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, at_once: bool, for_types: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend((alias.name, at_once) for alias in node.names)
+            found.extend(Import(alias.name, at_once, for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.module or "", at_once))
-            found.extend((f"{node.module}.{alias.name}", at_once) for alias in node.names)
+            found.append(Import(node.module or "", at_once, for_types))
+            found.extend(Import(f"{node.module}.{alias.name}", at_once, for_types) for alias in node.names)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            if with_types:
-                for child in node.body:
-                    visit(child, False)
+            for child in node.body:
+                visit(child, False, True)
         else:
             inside = at_once and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             for child in ast.iter_child_nodes(node):
-                visit(child, inside)
+                visit(child, inside, for_types)
 
-    visit(ast.parse((ROOT / path).read_text()), True)
+    visit(ast.parse(source), True, False)
     return found
+
+
+@cache
+def imports_of_modules() -> dict[Path, list[Import]]:
+    """Those of every module, each parsed once."""
+    return {path: imports((ROOT / path).read_text()) for path in MODULES}
 
 
 def dotted(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_imports_run_downwards(path: Path) -> None:
-    own = layer(dotted(path))
-    if dotted(path) == "perfmodel":
-        return
-    assert own is not None, f"{path} is in no layer"
+def is_upward(path: Path, module: str) -> bool:
+    own, other = layer(dotted(path)), layer(module)
+    return own is not None and other is not None and other > own
+
+
+def test_every_module_is_in_a_layer() -> None:
+    assert [str(path) for path in MODULES if layer(dotted(path)) is None and dotted(path) != "perfmodel"] == []
+
+
+def test_imports_run_downwards() -> None:
     upwards = [
-        name for name, _ in imports(path, with_types=False) if (other := layer(name)) is not None and other > own
+        f"{path} imports {each.module}"
+        for path, statements in imports_of_modules().items()
+        for each in statements
+        if not each.for_types and is_upward(path, each.module)
     ]
-    assert upwards == []
+    assert upwards == [], "\n".join(upwards)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_no_import_statement_of_torch_outside_its_rooms(path: Path) -> None:
-    if path.as_posix().startswith(TORCH_MAY_LOAD):
-        return
-    assert [name for name, _ in imports(path) if name.partition(".")[0] in ("torch", "transformers")] == []
+def test_no_import_statement_of_torch_outside_its_rooms() -> None:
+    outside = [
+        f"{path} imports {each.module}"
+        for path, statements in imports_of_modules().items()
+        for each in statements
+        if each.package in ("torch", "transformers") and not path.as_posix().startswith(TORCH_MAY_LOAD)
+    ]
+    assert outside == [], "\n".join(outside)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_scipy_and_matplotlib_wait_until_they_are_needed(path: Path) -> None:
-    heavy = ("scipy", "matplotlib", "networkx", "sympy")
-    assert [name for name, at_once in imports(path) if at_once and name.partition(".")[0] in heavy] == []
+def test_scipy_and_matplotlib_wait_until_they_are_needed() -> None:
+    early = [
+        f"{path} imports {each.module}"
+        for path, statements in imports_of_modules().items()
+        for each in statements
+        if each.at_once and each.package in ("scipy", "matplotlib", "networkx", "sympy")
+    ]
+    assert early == [], "\n".join(early)
+
+
+def test_the_rules_see_what_a_file_imports_and_when() -> None:
+    source = """
+import scipy.optimize
+if TYPE_CHECKING:
+    from perfmodel.api import predict
+def late():
+    import torch
+"""
+    assert imports(source) == [
+        Import("scipy.optimize", True, False),
+        Import("perfmodel.api", False, True),
+        Import("perfmodel.api.predict", False, True),
+        Import("torch", False, False),
+    ]
+    assert is_upward(Path("perfmodel/cost/host.py"), "perfmodel.api")
+    assert not is_upward(Path("perfmodel/cost/host.py"), "perfmodel.units")
 
 
 def loaded_after(code: str) -> list[str]:
