@@ -13,7 +13,7 @@ CLASSES = (
     "index", "scan", "sort", "fft", "linear_algebra", "other",
 )  # fmt: skip
 
-_GEMM = "mm addmm bmm baddbmm _addmm_activation addbmm mv addmv dot"
+_GEMM = "mm addmm bmm baddbmm _addmm_activation addbmm mv addmv dot _scaled_mm _int_mm"
 _POINTWISE = """
     add sub rsub mul div neg abs sign relu relu6 threshold threshold_backward hardtanh hardtanh_backward leaky_relu
     leaky_relu_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward clamp clamp_min clamp_max maximum

@@ -74,7 +74,7 @@ def predict_times_s(
 def _curve_time(record: CurveRecord, time_s: float, octaves: float, estimate: Estimate | None) -> CurveTime:
     spread = extrapolated_spread(curve_spread(record), octaves)
     if estimate is not None:
-        return CurveTime(time_s * estimate.times + estimate.more_s, max(spread, estimate.spread), "estimated")
+        return CurveTime(estimate.time_s(time_s), max(spread, estimate.spread), "estimated")
     return CurveTime(time_s, spread, "extrapolated" if octaves > 0 else "curve")
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.splitting import THREADS_PER_MULTIPROCESSOR, WARP
-from perfmodel.cost.kernels.work import footprint_bytes
+from perfmodel.cost.kernels.work import footprint_bytes, row_pairs
 from perfmodel.hardware.profile import Device
 from perfmodel.units import DTYPE_BYTES
 from perfmodel.workload.ops import Operation, TensorSpec
@@ -47,8 +47,11 @@ SELECT_THREADS = 1024
 SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks look at 8
 EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction are evenly spread
 
-COLUMN_S = 1e-6  # of a factorisation: a panel's kernels, which wait for each other: inverse of 512 x 512, 0.43 ms
-ITERATIONS = 35  # singular values of 512 x 512, 18 ms
+PAIRING = ("_cdist_forward", "_pdist_forward")
+PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu
+
+COLUMN_S = 2e-6  # of a factorisation: a panel's kernels, which wait for each other: inverse of 512 x 512, 0.43 ms
+ITERATIONS = 18  # singular values of 512 x 512, 18 ms
 ITERATIVE = ("svd", "eig", "eigh", "lstsq", "matrix_exp")
 BATCHED_COLUMNS, BATCHED_ITERATIVE_COLUMNS = 128, 32  # matrices up to so many columns: each block takes one
 EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of
@@ -62,13 +65,14 @@ def dependent_steps_s(operation: Operation, device: Device) -> float:
         return 0.0
     if kind == "linear_algebra":
         return factorisation_s(operation, device)
-    if device.kind != "cuda" or kind not in ("scan", "sort"):
+    if device.kind != "cuda":
         return 0.0
-    lines = _lines(operation, x)
     if kind == "scan":
         casts = any(out.dtype != x.dtype for out in operation.outputs[:1])  # which is a kernel of its own
-        return _scan_s(operation, lines, device) + (KERNEL_S if casts else 0.0)
-    return _order_s(operation.base_name, lines, device)
+        return _scan_s(operation, _lines(operation, x), device) + (KERNEL_S if casts else 0.0)
+    if kind == "sort":
+        return _order_s(operation.base_name, _lines(operation, x), device)
+    return _distances_s(operation, device) if operation.base_name in PAIRING else 0.0
 
 
 class Lines(NamedTuple):
@@ -117,6 +121,14 @@ def scan_log_threads(rows: int, length: int) -> int:
     excess = math.ceil(math.log2(length)) - math.ceil(math.log2(rows))
     wrapped = (9 + excess) % 2**32 // 2
     return min(max(wrapped, LEAST_SCAN_LOG_THREADS), MOST_SCAN_LOG_THREADS)
+
+
+def _distances_s(operation: Operation, device: Device) -> float:
+    """Of pairs of rows: a block each, whose threads take the rows' elements in turns and add up what they found."""
+    pairs, length = row_pairs(operation)
+    resident = device.multiprocessors * (THREADS_PER_MULTIPROCESSOR // PAIR_THREADS)
+    block_s = math.ceil(length / PAIR_THREADS) * CACHE_WAIT_S + PAIR_BARRIERS * BARRIER_S
+    return math.ceil(pairs / resident) * block_s
 
 
 def _order_s(name: str, lines: Lines, device: Device) -> float:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.forms import parameter_key
+from perfmodel.cost.kernels.roofline import busy_time_s
 from perfmodel.workload.ops import Operation
 
 if TYPE_CHECKING:
@@ -63,13 +64,18 @@ def factor_of_spread(spread: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """What is made of a curve's prediction where nothing of the operator's kind was measured. times: it is as long,
-    and ``more_s`` longer. spread: at least, of the logarithm.
+    """What is made of a curve's prediction where nothing of the operator's kind was measured. The operator takes
+    ``times`` as long, at least ``least_s``, and ``more_s`` longer. ``spread`` is the least spread of the logarithm.
     """
 
     times: float
     more_s: float
     spread: float
+    least_s: float = 0.0
+
+    def time_s(self, curve_s: float) -> float:
+        """Seconds of the operator where the curve says ``curve_s``."""
+        return max(curve_s * self.times, self.least_s) + self.more_s
 
 
 def estimate_of(
@@ -82,7 +88,8 @@ def estimate_of(
     kind = classify(operation)
     if kind in FACTORS:
         times = CPU_TIMES.get(operation.base_name, CPU_TIMES.get(kind, 1.0)) if device.kind == "cpu" else 1.0
-        return Estimate(times, dependent_steps_s(operation, device), factor_spread(kind, device))
+        arithmetic_s = busy_time_s(operation, device, matmul_tf32=False, memory_bytes=0.0)
+        return Estimate(times, dependent_steps_s(operation, device), factor_spread(kind, device), arithmetic_s)
     if is_stand_in or not _is_known(features, record) or not _has_units(operation, kind):
         return Estimate(1.0, 0.0, spread_of_factor(NEAR))
     return None

@@ -16,7 +16,10 @@ from perfmodel.units import DTYPE_BYTES
 from perfmodel.workload.keys import uses_tf32
 from perfmodel.workload.ops import Argument, Operation, TensorSpec
 
-_KIND_OF_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp32"}
+_KIND_OF_DTYPE = {
+    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp32", "complex64": "fp32",
+    "complex128": "fp32", "int8": "bf16", "float8_e4m3fn": "bf16", "float8_e5m2": "bf16",
+}  # fmt: skip
 _TENSOR_UNIT_CLASSES = frozenset(
     {"gemm", "attention_forward", "attention_backward", "convolution_forward", "convolution_backward"}
 )
@@ -26,6 +29,12 @@ _FLOPS_PER_ELEMENT = {
     "full_reduction": 1, "dropout": 2, "pooling": 4, "batch_norm": 5, "optimizer": 1, "embedding_backward": 1,
 }  # fmt: skip
 _FUSED_FLOPS_PER_ELEMENT = 16
+# Distances between rows, for each pair of rows and each of their elements: subtract, take the power, add up. Backward
+# also divides, multiplies by the gradient and takes the sign.
+_FLOPS_PER_DIFFERENCE = {
+    "_cdist_forward": 3, "_pdist_forward": 3, "_cdist_backward": 10, "_pdist_backward": 10, "_euclidean_dist": 2,
+}  # fmt: skip
+_FACTORS_FIRST = frozenset({"_scaled_mm", "_int_mm"})  # products whose scales and biases follow the two factors
 CACHED_OPERATIONS = 4096
 _WRITTEN_LISTS = {
     "_fused_adamw_": (0, 2, 3),
@@ -72,7 +81,8 @@ def arithmetic_kind(operation: Operation, matmul_tf32: bool = False, convolution
 
 def model_flops(operation: Operation) -> float:
     """FLOPs as MFU counts them: 2 m n k of products and convolutions (twice that backward), attention 4 B H Sq Sk D
-    forward and 10 backward, causal or not; nothing else.
+    forward and 10 backward, causal or not; nothing else. A product of complex numbers has 8 m n k, which torch's own
+    counter takes for 2 m n k.
 
     >>> a, b = TensorSpec.parse("float32[2,3]"), TensorSpec.parse("float32[3,5]")
     >>> model_flops(Operation("aten.mm.default", (a, b), (), (TensorSpec.parse("float32[2,5]"),)))
@@ -107,23 +117,51 @@ def physical_flops(operation: Operation) -> float:
         return model_flops(operation)
     if operation.base_name.startswith("_fused_adam"):
         return float(_FUSED_FLOPS_PER_ELEMENT * _elements(operation.inputs[0]))
+    if operation.base_name in _FLOPS_PER_DIFFERENCE:
+        pairs, length = row_pairs(operation)
+        return float(_FLOPS_PER_DIFFERENCE[operation.base_name] * pairs * length)
     return float(_FLOPS_PER_ELEMENT.get(kind, 0) * elements(operation))
 
 
 def gemm_sizes(operation: Operation) -> tuple[int, int, int, int]:
-    """(batch, m, n, k) of a product [batch, m, k] x [batch, k, n]."""
+    """(batch, m, n, k) of a product [batch, m, k] x [batch, k, n].
+
+    A product of complex numbers counts as that of real ones with the same arithmetic, [m, 2k] x [2k, 2n].
+
+    >>> a, b = TensorSpec.parse("complex64[2,3]"), TensorSpec.parse("complex64[3,5]")
+    >>> gemm_sizes(Operation("aten.mm.default", (a, b), (), (TensorSpec.parse("complex64[2,5]"),)))
+    (1, 2, 10, 6)
+    """
     a, b = gemm_operands(operation)
+    reals = 2 if a.dtype.startswith("complex") else 1
     if len(a.shape) == 3:
-        return a.shape[0], a.shape[1], b.shape[2], a.shape[2]
+        return a.shape[0], a.shape[1], reals * b.shape[2], reals * a.shape[2]
     if len(b.shape) == 1:
-        return 1, (a.shape[0] if len(a.shape) == 2 else 1), 1, a.shape[-1]
-    return 1, a.shape[0], b.shape[1], a.shape[1]
+        return 1, (a.shape[0] if len(a.shape) == 2 else 1), reals, reals * a.shape[-1]
+    return 1, a.shape[0], reals * b.shape[1], reals * a.shape[1]
 
 
 def gemm_operands(operation: Operation) -> tuple[TensorSpec, TensorSpec]:
-    """The two factors; a bias before them is left out."""
+    """The two factors; a bias before them, and scales after them, are left out."""
     tensors = [argument for argument in operation.inputs if isinstance(argument, TensorSpec)]
+    if operation.base_name in _FACTORS_FIRST:
+        return tensors[0], tensors[1]
     return tensors[-2], tensors[-1]
+
+
+def row_pairs(operation: Operation) -> tuple[int, int]:
+    """How many pairs of rows a distance operator compares, and how long the rows are.
+
+    >>> x, y = TensorSpec.parse("float32[2,10,3]"), TensorSpec.parse("float32[2,20,3]")
+    >>> row_pairs(Operation("aten._cdist_forward.default", (x, y, 1.0, None)))
+    (400, 3)
+    """
+    tensors = operation.input_tensors()
+    first, *others = tensors[1:] if operation.base_name.endswith("_backward") else tensors  # a gradient comes first
+    length = first.shape[-1]
+    if operation.base_name.startswith("_pdist"):
+        return first.shape[0] * (first.shape[0] - 1) // 2, length
+    return math.prod(first.shape[:-1]) * others[0].shape[-2], length
 
 
 def _convolution_flops(weight: TensorSpec, output: TensorSpec) -> float:

@@ -1,0 +1,167 @@
+"""How well operators whose kind no profile measured are estimated: `python -m bench.estimates PROFILE`.
+
+`--output FILE` measures the calls of bench/estimate_cases.py on the profile's kind of device and keeps every sample;
+`--measured FILE` prints the table of such a file again, without a device. With neither, the predictions are printed
+alone. Reports, judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from bench.estimate_cases import Case, cases
+from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.estimates import factor_of_spread
+from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.workload.keys import kernel_key
+
+REPEATS = 5  # of calls that synchronise, which no stream of calls can time
+FORMAT = 1
+
+
+class Row(NamedTuple):
+    """A case, what is predicted for it, and its samples, if there are any; or why there are none."""
+
+    case: Case
+    cost: KernelCost
+    samples_s: tuple[float, ...] = ()
+    error: str | None = None
+
+    @property
+    def measured_s(self) -> float | None:
+        return statistics.median(self.samples_s) if self.samples_s else None
+
+    @property
+    def factor(self) -> float:
+        """Within which the estimate is said to lie."""
+        return factor_of_spread(self.cost.spread)
+
+    @property
+    def is_within(self) -> bool:
+        return self.measured_s is not None and abs(math.log(self.cost.time_s / self.measured_s)) <= math.log(
+            self.factor
+        )
+
+
+def predicted(profile: Profile, wanted: Sequence[Case]) -> list[Row]:
+    """From the profile's curves, and none of its kernel keys that a scenario brought."""
+    costs = kernel_costs([case.operation for case in wanted], profile, matmul_tf32=False, exact=False)
+    return [Row(case, cost) for case, cost in zip(wanted, costs, strict=True)]
+
+
+def with_samples(rows: Sequence[Row], measured: dict[str, Any]) -> list[Row]:
+    """The rows with the samples that a result file has of their calls."""
+    calls = measured["calls"]
+    found = ((row, calls.get(kernel_key(row.case.operation), {})) for row in rows)
+    return [row._replace(samples_s=tuple(call.get("samples_s", ())), error=call.get("error")) for row, call in found]
+
+
+def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
+    """A result file's content: of each call its mark, what was predicted before it was timed, and all samples."""
+    import torch
+
+    from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
+    from calibrate.measuring import Bench
+
+    stream = CudaStream()
+    bench = Bench(device, CudaStopwatch(stream, separator=CudaSeparator(stream)))
+    calls = {}
+    with torch.no_grad():
+        for row in rows:
+            key = kernel_key(row.case.operation)
+            calls[key] = {"mark": row.case.mark, "predicted_s": row.cost.time_s, **_timed(row.case, bench)}
+            print(key, calls[key].get("samples_s", calls[key].get("error")), flush=True)
+    return {
+        "format": FORMAT, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(), "calls": calls,
+    }  # fmt: skip
+
+
+def _timed(case: Case, bench: Any) -> dict[str, Any]:
+    """As a kernel key is timed; where that fails (a call that synchronises), from one synchronisation to the next."""
+    from calibrate.jobs import job
+
+    wanted = job(case.operation, "grid")
+    record, samples = bench.time(wanted)
+    if record.error is not None:
+        return {"error": record.error}
+    if samples is not None:
+        return {"timed": "in a stream of calls", "samples_s": samples.values_s}
+    run = bench.make(wanted)
+    run()
+    return {"timed": "between synchronisations", "samples_s": [_alone_s(run) for _ in range(REPEATS)]}
+
+
+def _alone_s(run: Any) -> float:
+    import torch
+
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """One line a call, and what the factors cover of each kind of operators."""
+    lines = [f"{'measured':>12} {'estimated':>12} {'est./meas.':>10} {'factor':>6}         operator"]
+    for mark in ("tuning", "held-out"):
+        marked = [row for row in rows if row.case.mark == mark]
+        if marked:
+            lines += ["", mark, *map(_line, marked), *_coverage(marked)]
+    return lines
+
+
+def _line(row: Row) -> str:
+    seconds, constants = row.measured_s, ", ".join(row.case.constants)
+    measured, times = (f"{seconds * 1e6:10.2f}us", f"{row.cost.time_s / seconds:.2f}") if seconds else ("", "")
+    verdict = "failed" if row.error else "outside" if seconds and not row.is_within else ""
+    key = kernel_key(row.case.operation).removeprefix("aten.") + (f"  {constants}" if constants else "")
+    return f"{measured:>12} {row.cost.time_s * 1e6:10.2f}us {times:>10} {row.factor:6.0f} {verdict:7} {key}"
+
+
+def _coverage(rows: Sequence[Row]) -> list[str]:
+    timed = [row for row in rows if row.measured_s is not None]
+    if not timed:
+        return []
+    kinds = dict.fromkeys(row.cost.kind for row in timed)
+    of_kinds = [(kind, [row for row in timed if row.cost.kind == kind]) for kind in kinds]
+    each = ", ".join(f"{kind} {_within(of_kind)}" for kind, of_kind in of_kinds)
+    return [f"within the factor: {_within(timed)} ({each})"]
+
+
+def _within(rows: Sequence[Row]) -> str:
+    return f"{sum(row.is_within for row in rows)} of {len(rows)}"
+
+
+@click.command()
+@click.argument("profile_name", default="h200-sxm-x4")
+@click.option("--measured", type=click.Path(exists=True, path_type=Path), multiple=True, help="Result files to print.")
+@click.option("--output", type=click.Path(path_type=Path), help="Measure here, and write this result file.")
+@click.option("--mark", type=click.Choice(["tuning", "held-out"]), help="These cases only.")
+def main(profile_name: str, measured: tuple[Path, ...], output: Path | None, mark: str | None) -> None:
+    """Hold estimates by PROFILE_NAME against measured times."""
+    profile = load_profile(find_profile(profile_name))
+    rows = predicted(profile, [case for case in cases() if mark in (None, case.mark)])
+    contents = [json.loads(path.read_text()) for path in measured]
+    if output is not None:
+        contents = [measure(rows, profile.device.kind)]
+        output.write_text(json.dumps(contents[0], indent=1) + "\n")
+    for content in contents:
+        print(f"{content['device']}, torch {content['torch']}, {content['date']}")
+    calls = {key: call for content in contents for key, call in content["calls"].items()}
+    print("\n".join(table(with_samples(rows, {"calls": calls}))))
+
+
+if __name__ == "__main__":
+    main()
