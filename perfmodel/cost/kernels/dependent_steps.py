@@ -1,13 +1,15 @@
 """Seconds of steps that wait for each other, far longer than moving the bytes: scans, sorts, factorisations.
 
 What a GPU runs is read in ATen/native/cuda (ScanUtils.cuh, Sort.cpp, SortStable.cu, TensorTopK.cu, Sorting.cu) and in
-the libraries that it calls. The constants are of one H200, where one to three operators of each kind were measured:
+the libraries that it calls. The seconds are of one H200; bench/estimate_cases.py names the calls that each constant
+comes from, and bench/results/estimates-h200.json has their times. How these kinds of operators compute:
 
 - a scan down columns has one thread a column, which waits for each row's load before it asks for the next;
 - a scan along rows has blocks of 512 threads, which scan 2^(k+1) elements of a row in k + 1 steps, and then the next;
 - a sort passes over keys and indices once for each digit of the keys;
 - a selection (of the k largest, of the median) passes over the keys once for each digit, and then collects;
-- a factorisation takes one step a column, and many where it iterates.
+- a factorisation takes one step a column, and many where it iterates;
+- distances between rows take one block for each pair of rows.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from perfmodel.hardware.profile import Device
 from perfmodel.units import DTYPE_BYTES
 from perfmodel.workload.ops import Operation, TensorSpec
 
-CACHE_WAIT_S = 155e-9  # for a load from the second-level cache: cumsum of 5120 rows, 796 us
-MEMORY_WAIT_S = 350e-9
-BARRIER_S = 150e-9  # of a block, with what it does between two: cumsum of 1 to 8 rows of 128 to 2048
-KERNEL_S = 2.5e-6  # of a kernel with little to do
+CACHE_WAIT_S = 155e-9  # for a load from the second-level cache: cumsum of 5120 rows, 797 us
+MEMORY_WAIT_S = 350e-9  # cumsum of 1024 rows of 65,536, 459 us; cummax of 8192 rows, 3.2 ms
+# Of a block, with what it does between two: cumsum of 1 to 8 rows of 128 to 2048. Of rows and lengths that had no say
+# (16 x 1024 to 65,536 x 128) six scans took 0.76 to 1.24 times what it makes of them.
+BARRIER_S = 150e-9
+KERNEL_S = 2.5e-6  # of a kernel with little to do: 3 to 4 us by cumsum of one row, 14 us, and sort of 64 x 256, 26 us
 
 SCAN_THREADS = 512
 LEAST_SCAN_LOG_THREADS, MOST_SCAN_LOG_THREADS = 4, 9  # along one row
@@ -33,12 +37,13 @@ WITH_INDICES = ("cummax", "cummin", "_cummax_helper", "_cummin_helper")
 
 SHORT_SORT = 4096  # elements that one block sorts in its own memory
 FEW_SEGMENTS = 128  # fewer are sorted by value, all together, and then by segment
-SHORT_SORT_S_PER_BYTE, LONG_SORT_S_PER_BYTE = 4e-12, 25e-12  # of key, for each element: sort of 512 x 5120, 304 us
+# Of key, for each element: sort of 8192 x 2048 along its rows, 526 us; of 5120 x 512 down its columns, 307 us.
+SHORT_SORT_S_PER_BYTE, LONG_SORT_S_PER_BYTE = 4e-12, 25e-12
 SORT_KERNELS = 5
 SELECTING = ("topk", "kthvalue", "median", "nanmedian")
 NOT_SORTING = ("bincount", "histc", "unique_consecutive")  # one pass over the elements
-SELECT_S = 7e-12  # an element and pass of many blocks: topk of 5120 x 512, 149 us
-SELECT_KERNELS_PER_PASS, COLLECTING_KERNELS = 3, 10
+SELECT_S = 7e-12  # an element and pass of many blocks: topk of 5120 x 512, 152 us
+SELECT_KERNELS_PER_PASS, COLLECTING_KERNELS = 3, 10  # guesses, no measurement of theirs alone
 # Rows from which on several blocks select in one, by how many rows there are at most.
 SHARED_SELECTION = (
     (20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800), (math.inf, 400),
@@ -50,12 +55,14 @@ EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction
 PAIRING = ("_cdist_forward", "_pdist_forward")
 PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu
 
-COLUMN_S = 2e-6  # of a factorisation: a panel's kernels, which wait for each other: inverse of 512 x 512, 0.43 ms
+# Of a factorisation: a panel's kernels, which wait for each other. Two inverses, LU and QR took 0.9 to 6.6 us.
+COLUMN_S = 2e-6
 ITERATIONS = 18  # singular values of 512 x 512, 18 ms
 ITERATIVE = ("svd", "eig", "eigh", "lstsq", "matrix_exp")
-BATCHED_COLUMNS, BATCHED_ITERATIVE_COLUMNS = 128, 32  # matrices up to so many columns: each block takes one
-EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of
-CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known
+# Matrices up to so many columns: each block takes one. Guesses, no measurement.
+BATCHED_COLUMNS, BATCHED_ITERATIVE_COLUMNS = 128, 32
+EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of: LU of 8192 x 8192, 34 ms
+CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known: a guess, no measurement
 
 
 def dependent_steps_s(operation: Operation, device: Device) -> float:
@@ -178,7 +185,7 @@ def factorisation_s(operation: Operation, device: Device) -> float:
     >>> gpu = Device(kind="cuda", name="H200", memory_bytes=1, multiprocessors=132)
     >>> inverse = Operation("aten.linalg_inv_ex.default", (TensorSpec.parse("float32[10,512,512]"),))
     >>> round(factorisation_s(inverse, gpu), 5)
-    0.00512
+    0.01024
     """
     matrices = next((spec for spec in operation.input_tensors() if len(spec.shape) >= 2), None)
     if matrices is None:

@@ -27,20 +27,6 @@ def seconds(name: str, *inputs: Argument, device: Device = H200, **keywords: Arg
     return dependent_steps_s(Operation(f"aten.{name}", inputs, tuple(sorted(keywords.items())), outputs), device)
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "measured_s"),
-    [
-        ("cumsum.default", (X, 0), 796e-6),
-        ("sort.default", (X, 0), 304e-6),
-        ("topk.default", (X, 8), 150e-6),
-        ("linalg_inv_ex.default", (MATRICES,), 4.2e-3),
-        ("_linalg_svd.default", (MATRICES, False), 182e-3),
-    ],
-)
-def test_what_the_constants_come_from(name: str, inputs: tuple[Argument, ...], measured_s: float) -> None:
-    assert seconds(name, *inputs) == pytest.approx(measured_s, rel=0.25)
-
-
 def test_a_scan_down_columns_waits_for_each_row() -> None:
     """However many columns there are, until they are more than the device has threads."""
     assert seconds("cumsum.default", X, 0) == seconds("cumsum.default", tensor("float32", 5120, 64), -2)
@@ -82,6 +68,14 @@ def test_small_matrices_of_a_batch_share_the_device_and_large_ones_compute() -> 
     assert small[0] == small[1] == small[2] / 2
     large = [seconds("linalg_inv_ex.default", tensor("float32", n, n)) for n in (32768, 65536)]
     assert large[1] == pytest.approx(8 * large[0])
+
+
+def test_distances_take_a_block_for_each_pair_of_rows() -> None:
+    points, many, wide = tensor("float32", 1024, 64), tensor("float32", 2048, 64), tensor("float32", 1024, 512)
+    of_points, of_many, of_wide = (seconds("_cdist_forward.default", x, x, 1.0, None) for x in (points, many, wide))
+    assert of_many == pytest.approx(4 * of_points, rel=0.01)
+    assert 1 < of_wide / of_points < 2  # a thread takes two elements of each row
+    assert seconds("_pdist_forward.default", points, 1.0) == pytest.approx(of_points / 2, rel=0.01)
 
 
 def test_where_nothing_waits() -> None:

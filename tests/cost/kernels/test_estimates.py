@@ -9,7 +9,7 @@ from calibrate.calls import tensor
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
-from perfmodel.cost.kernels.estimates import FAR, MIDDLE, NEAR, factor_of_spread
+from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
 from perfmodel.hardware.profile import Device, Profile, find_profile, load_profile
 from perfmodel.workload.ops import Operation, TensorSpec
 
@@ -56,26 +56,55 @@ def test_small_ones_take_microseconds(h200: Profile, elements: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "inputs", "factor"),
+    ("name", "inputs"),
     [
-        ("_linalg_svd.default", (MATRICES,), FAR),
-        ("linalg_inv_ex.default", (MATRICES,), FAR),
-        ("sort.default", (X, 0), MIDDLE),
-        ("_unique2.default", (X,), MIDDLE),
-        ("nonesuch.default", (X,), FAR),
-        ("_fft_c2c.default", (X._replace(dtype="complex64"), (1,), 0, True), NEAR),
-        ("cumsum.default", (X, 0), MIDDLE),
-        ("gather.default", (X, 1, X._replace(dtype="int64")), NEAR),
-        ("upsample_nearest2d.default", (tensor("float32", 8, 64, 32, 32), (64, 64)), NEAR),  # pooling was
-        ("mm.default", (tensor("float64", 512, 512),) * 2, NEAR),
+        ("_linalg_svd.default", (MATRICES,)),
+        ("_unique2.default", (X,)),
+        ("nonesuch.default", (X,)),
+        ("_fft_c2c.default", (X._replace(dtype="complex64"), (1,), 0, True)),
+        ("gather.default", (X, 1, X._replace(dtype="int64"))),
+        ("upsample_nearest2d.default", (tensor("float32", 8, 64, 32, 32), (64, 64))),  # other pooling was
+        ("mm.default", (tensor("float64", 512, 512),) * 2),
+        ("mm.default", (tensor("complex64", 512, 512),) * 2),
+        ("_int_mm.default", (tensor("int8", 512, 512),) * 2),
     ],
 )
-def test_what_was_not_measured_is_estimated(
-    h200: Profile, name: str, inputs: tuple[object, ...], factor: float
+def test_a_curve_of_other_operators_or_dtypes_is_no_measurement(
+    h200: Profile, name: str, inputs: tuple[object, ...]
 ) -> None:
-    found = cost(h200, name, *inputs, out=X)
+    assert cost(h200, name, *inputs, out=X).source == "estimated"
+
+
+def test_a_complex_product_takes_as_long_as_the_real_one_with_the_same_arithmetic(h200: Profile) -> None:
+    """[m, 2k] x [2k, 2n], and not [m, k] x [k, n]."""
+    for build in (calls.mm, calls.addmm, lambda dtype, *sizes: calls.bmm(dtype, 1, *sizes)):
+        found, real, least = (
+            kernel_costs([build(dtype, 4096, n, k)], h200, False, False)[0]
+            for dtype, n, k in (("complex64", 2048, 2048), ("float32", 4096, 4096), ("float32", 2048, 2048))
+        )
+        assert found.flops == real.flops == 4 * least.flops
+        assert found.time_s == pytest.approx(real.time_s, rel=0.1)
+        assert found.time_s > 3 * least.time_s
+
+
+@pytest.mark.parametrize("with_curves", [True, False])
+@pytest.mark.parametrize(
+    ("name", "inputs", "pairs", "length"),
+    [
+        ("_cdist_forward.default", (tensor("float32", 8, 4096, 512), tensor("float32", 8, 2048, 512), 1.0, None), 2**26, 512),
+        ("_pdist_forward.default", (tensor("float32", 8192, 512), 2.0), 2**25 - 2**12, 512),
+        ("_euclidean_dist.default", (tensor("float32", 8192, 512),) * 2, 2**26, 512),
+    ],
+)  # fmt: skip
+def test_distances_take_at_least_their_arithmetic(
+    h200: Profile, name: str, inputs: tuple[object, ...], pairs: int, length: int, with_curves: bool
+) -> None:
+    """However little is moved: two operations at least for each pair of rows and element."""
+    profile = h200 if with_curves else h200.model_copy(update={"curves": {}, "kernels": {}})
+    found = cost(profile, name, *inputs, out=tensor("float32", pairs))
+    least_s = 2 * pairs * length / h200.device.peak_flops_per_s["fp32"]
     assert found.source == "estimated"
-    assert factor_of_spread(found.spread) == pytest.approx(factor)
+    assert found.time_s > least_s > 2 * found.bytes / 4.8e12 / factor_of_spread(found.spread)
 
 
 def test_an_estimate_without_any_curve(h200: Profile) -> None:

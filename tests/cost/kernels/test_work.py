@@ -28,6 +28,37 @@ def test_gemm_sizes_and_flops():
     assert model_flops(vector) == 2 * 3 * 7
 
 
+def test_complex_products_have_four_times_the_arithmetic():
+    for dtype in ("complex64", "complex128"):
+        assert model_flops(calls.mm(dtype, 3, 5, 7)) == physical_flops(calls.mm(dtype, 3, 5, 7)) == 8 * 3 * 5 * 7
+        assert model_flops(calls.addmm(dtype, 3, 5, 7)) == 8 * 3 * 5 * 7
+        assert model_flops(calls.bmm(dtype, 2, 3, 5, 7)) == 8 * 2 * 3 * 5 * 7
+        x, y = tensor(dtype, 3, 7), tensor(dtype, 7)
+        assert model_flops(Operation("aten.mv.default", (x, y), (), (tensor(dtype, 3),))) == 8 * 3 * 7
+        assert arithmetic_kind(calls.mm(dtype, 3, 5, 7)) == "fp32"
+
+
+def test_products_of_8_bits_have_their_factors_first():
+    a, b, scale = tensor("float8_e4m3fn", 32, 64), tensor("float8_e4m3fn", 64, 16), tensor("float32", 32, 1)
+    scaled = Operation("aten._scaled_mm.default", (a, b, scale, scale), (), (tensor("bfloat16", 32, 16),))
+    assert model_flops(scaled) == 2 * 32 * 16 * 64
+    assert arithmetic_kind(scaled) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "flops"),
+    [
+        ("_cdist_forward", (tensor("float32", 2, 10, 4), tensor("float32", 2, 20, 4), 1.0, None), 3 * 2 * 10 * 20 * 4),
+        ("_pdist_forward", (tensor("float32", 10, 4), 2.0), 3 * 45 * 4),
+        ("_pdist_backward", (tensor("float32", 45), tensor("float32", 10, 4), 2.0, tensor("float32", 45)), 10 * 45 * 4),
+        ("_euclidean_dist", (tensor("float32", 10, 4), tensor("float32", 20, 4)), 2 * 10 * 20 * 4),
+    ],
+)
+def test_distances_compute_for_each_pair_of_rows(name, inputs, flops):
+    assert physical_flops(Operation(f"aten.{name}.default", inputs)) == flops
+    assert model_flops(Operation(f"aten.{name}.default", inputs)) == 0
+
+
 def test_convolution_flops():
     forward, backward = calls.convolution("float32", 2, 3, 8, 16, kernel=3, stride=2, last=False, bias=True)
     one = 2 * (2 * 16 * 4 * 4) * 3 * 3 * 3
