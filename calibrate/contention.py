@@ -49,7 +49,7 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
         return lambda: torch.mm(a, b, out=out)
 
     x, y = (torch.randn(64 << 20, device=device) for _ in range(2))
-    heads = [torch.randn(4, 16, 2048, 64, device=device, dtype=torch.bfloat16) for _ in range(3)]
+    query, key, value = (torch.randn(4, 16, 2048, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
     images, filters = torch.randn(32, 128, 112, 112, device=device), torch.randn(128, 128, 3, 3, device=device)
     rows, one = torch.randn(16384, 2048, device=device), torch.zeros(1, device=device)
     parameters = [torch.nn.Parameter(torch.randn(2048, 2048, device=device)) for _ in range(24)]
@@ -63,7 +63,7 @@ def kernels(device: str) -> dict[str, Callable[[], Any]]:
         "gemm_fp32_2048x5120x1280": matrices(2048, 5120, 1280, torch.float32),
         "add_256MiB": lambda: x.add_(y),
         "conv_tf32": lambda: functional.conv2d(images, filters, padding=1),  # torch's default for float32
-        "attention_bf16": lambda: functional.scaled_dot_product_attention(*heads, is_causal=True),
+        "attention_bf16": lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True),
         "layer_norm": lambda: functional.layer_norm(rows, (2048,)),
         "adamw_foreach": optimizer.step,
         "add_one": lambda: one.add_(1),  # next to no work: what it costs is to follow another kernel

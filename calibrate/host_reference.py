@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from calibrate.timing import relative_spread
-from perfmodel.cost.host import REFERENCE
+from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.profile import HostRecord
 
 WARM_UP, LEAD_IN = 5, 2

@@ -150,7 +150,7 @@ def _keep_finished(output: Path, name: str, device: str, kept: Path) -> None:
         return
     profile, asked = load_profile(output), asked_in(kept)
     with naming(kept):
-        check_belongs(asked and asked.profile, _measured_at(profile))
+        check_belongs(None if asked is None else asked.profile, _measured_at(profile))
     assert asked is not None
     found = measured_in(kept, Request(name, asked.ranks, device, 0.0, nodes=asked.nodes))
     before = profile.interconnects.get(name)

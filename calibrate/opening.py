@@ -92,7 +92,7 @@ def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
                 f"--base must be a profile of this {fact} (got {base}, which says {before!r}; here is {now!r}). Leave "
                 "it out to measure everything."
             )
-    wires = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
+    wires: dict[str, Any] = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
     profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
     return Draft.new(output, profile, known.kernels)
 

@@ -24,7 +24,7 @@ from torch import nn
 from calibrate.host_reference import HostReference
 from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.measurement import Measurement, StepMemory
+from perfmodel.hardware.measurement import Measurement, PipelineAction, StepMemory
 from perfmodel.units import format_bytes
 from perfmodel.workload.models.build import replace_tensors
 from perfmodel.workload.models.own_code import out_of_memory_passes
@@ -155,7 +155,7 @@ def _measure(
     steady = _steady(step, _blocks(effort.steady_steps(step_s), step_s), reference, ranks)
     ranks.together()
     synced_s = _synced(step, effort.synced_steps(step_s))
-    actions = step.record_actions(ranks) if scenario.parallelism.pp is not None else ()
+    actions = _actions(step, ranks)
     if _scale(step) < scale:
         raise PerfModelError(
             f"{request.name}: every step must run its optimizer (the loss scale fell from {scale}, so some were "
@@ -323,6 +323,16 @@ def _synced(step: TrainingStep, count: int) -> tuple[float, ...]:
 def _synchronize(step: TrainingStep) -> None:
     if step.device_type == "cuda":
         torch.cuda.synchronize()
+
+
+def _actions(step: TrainingStep, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
+    """What each stage of this rank computed in one step of a pipeline; nothing where there is none."""
+    if step.scenario.parallelism.pp is None:
+        return ()
+    from validate import pipelines
+
+    assert isinstance(step, pipelines.PipelineStep)
+    return step.record_actions(ranks)
 
 
 def _scale(step: TrainingStep) -> float:
