@@ -14,6 +14,7 @@ from calibrate.host_calls import examples
 from calibrate.host_pieces import HostPieces
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import HostRecord
+from tests.refusals import refused
 
 EXAMPLES = ("linear bias", "add", "view", "sum", "cast")
 SWEEPS = 2
@@ -121,9 +122,7 @@ def test_pieces_of_another_profile_are_neither_used_nor_replaced(tmp_path: Path)
     first.measure("modules", lambda: first.records.update(module=HostRecord(time_s=1.0)))
     before = path.read_text()
     assert HostPieces.kept_in(path, "first").finished == ["modules"]
-    with pytest.raises(
-        PerfModelError, match=r"host\.json: must belong to the profile .* for a profile of first\)\. Move"
-    ):
+    with refused("host.json", "first"):
         HostPieces.kept_in(path, "second")
     assert path.read_text() == before
     first.remove()

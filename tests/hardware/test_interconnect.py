@@ -11,6 +11,7 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect, busbw_factor, communicators_bytes
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_communicators_are_of_a_number_of_ranks(path: Path, key: str) -> None:
 
 
 def test_communicators_take_no_less_than_nothing(path: Path) -> None:
-    with pytest.raises(PerfModelError, match=r"communicator_bytes.2 must be greater than or equal to 0 .got -1"):
+    with refused("interconnects.nvlink.communicator_bytes.2", 0, -1):
         load_profile(changed(path, communicator_bytes={"2": -1}))
     found = load_profile(changed(path, communicator_bytes={"2": 0, "library": 5})).interconnects["nvlink"]
     assert communicators_bytes([(2, found)]) == 5

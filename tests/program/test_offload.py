@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from perfmodel.api import predict
-from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.offload import TO_DEVICE, TO_HOST
 from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
@@ -20,6 +19,7 @@ from perfmodel.units import MIB
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind, StorageKind
 from tests.program.fsdp_scripts import rounded, tiny
+from tests.refusals import refused
 
 
 def offloaded(ranks: int, options: dict[str, Any] | None = None, **sections: Any) -> Scenario:
@@ -117,7 +117,7 @@ def test_the_model_is_whole_on_the_device_until_it_is_wrapped() -> None:
 
 
 def test_what_is_not_kept_in_float32_was_not_measured() -> None:
-    with pytest.raises(PerfModelError, match=r"fsdp.offload must be left out where .* float32 \(got bfloat16\)"):
+    with refused("parallelism.fsdp.offload", "float32", "bfloat16"):
         rank_programs(offloaded(2, precision="bf16"))
 
 

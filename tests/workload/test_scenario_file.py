@@ -18,6 +18,7 @@ from perfmodel.workload.scenario_file import (
     parse_yaml,
     with_assignments,
 )
+from tests.refusals import refused
 
 GOOD = "model: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: x}\n"
 EXAMPLES = "The files in scenarios/ show how one is written."
@@ -144,7 +145,7 @@ def test_assignments_change_the_scenario(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD)
     scenario = load_scenario(path, ["batch.size=4", "training.gradient_accumulation=2", "hardware.gpus=1"])
     assert (scenario.batch.size, scenario.training.gradient_accumulation, scenario.hardware.gpus) == (4, 2, 1)
-    with pytest.raises(PerfModelError, match=r"batch\.siz must be a key of batch \(got 4\)\. Did you mean 'size'\?"):
+    with refused("batch.siz", 4, "size"):
         load_scenario(path, ["batch.siz=4"])
     with pytest.raises(PerfModelError, match=r"--set name\.x\.y: name must be a section to hold x.y"):
         load_scenario(written(tmp_path, GOOD + "name: toy\n"), ["name.x.y=4"])
@@ -251,5 +252,5 @@ def test_values_of_an_interconnect_that_is_not_in_use_are_refused(
 
 
 def test_question_names_the_missing_profile(tmp_path: Path) -> None:
-    with pytest.raises(PerfModelError, match=r"hardware\.profile must be a file or a catalog name \(got 'x'\)"):
+    with refused("hardware.profile", "x"):
         load_question(written(tmp_path, GOOD))
