@@ -176,7 +176,7 @@ def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> 
             " GPUs are as fast as they are. Leave it out."
         )
     if history is not None and device == "cpu":
-        raise PerfModelError(f"{name}: an allocator history needs --device cuda (got cpu). Leave it out.")
+        raise PerfModelError(f"{name}: an allocator history must be taken with --device cuda (got cpu). Leave it out.")
     if section.strategy == "zero1" and section.zero1_form == "reduce-scatter" and scenario.precision == "amp-fp16":
         raise PerfModelError(
             f"{name}: precision must not be amp-fp16 with zero1_form: reduce-scatter (it is): each rank's gradient "
