@@ -29,9 +29,10 @@ from perfmodel.workload.scenario import ParallelismSection, Scenario
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace_file import StorageKind
 from perfmodel.workload.trace_store import get_trace
+from tests.places import ROOT
 from tests.refusals import refused
 
-SCENARIOS = Path(__file__).parent.parent / "scenarios"
+SCENARIOS = ROOT / "scenarios"
 
 DEVICE = Device(
     kind="cuda", name="Toy GPU", memory_bytes=2**36, peak_flops_per_s={"fp32": 1e15}, peak_memory_bytes_per_s=1e15

@@ -18,12 +18,12 @@ from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario import Scenario
+from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
 from tests.report.test_accuracy import CARD, measurement
 from tests.report.test_text import WHOLE
 
-ROOT = Path(__file__).parent.parent
 TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: toy.json}\n"
 
 
@@ -194,14 +194,14 @@ def test_a_topology_of_nothing_known_is_one_sentence(folder: Path) -> None:
 
 def test_measurements_of_other_tools_are_imported(folder: Path) -> None:
     save_profile(Profile(name="toy", device=Device(kind="cuda", name="Toy GPU", memory_bytes=2**30)), Path("toy.json"))
-    data = Path(__file__).parent / "data" / "imports" / "nccl-tests.txt"
+    data = TESTS / "data" / "imports" / "nccl-tests.txt"
     result = run("profile", "import", "toy.json", str(data), "--interconnect", "nvlink")
     assert result.exit_code == 0, result.output
     assert load_profile(Path("toy.json")).interconnect == "nvlink"
 
 
 def test_a_negative_buffer_is_one_sentence(folder: Path) -> None:
-    data = json.loads((Path(__file__).parent / "data" / "imports" / "nvbandwidth.json").read_text())
+    data = json.loads((TESTS / "data" / "imports" / "nvbandwidth.json").read_text())
     data["nvbandwidth"]["bufferSize"] = -5
     Path("copies.json").write_text(json.dumps(data))
     assert failure("profile", "import", "toy.json", "copies.json").startswith(

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import cli
 from perfmodel.cli_help import TAUGHT
 from perfmodel.hardware.profile import CATALOG, load_profile
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent
 ANSWERED = {"predict", "sweep", "formula", "show", "topology", "schema"}  # without a GPU, in a second or two
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 
 from perfmodel.workload.trace_store import cache_directory
+from tests.places import TESTS
 
-TESTS = Path(__file__).parent
 SHIPPED = TESTS.parent / "scenarios" / "gpt2-batch1.yaml"
 
 

@@ -22,10 +22,9 @@ from perfmodel.report.canvas import FORMATS, save_figure
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.report.memory_snapshot import save_memory_snapshot
 from tests.calibrate.operations import op, t
+from tests.places import ROOT
 from tests.report.synthetic import prediction
 from tests.report.test_accuracy import CARD, measurement
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import format_bytes
 from perfmodel.workload.scenario_file import load_question
 from perfmodel.workload.trace_store import TraceNotKeptError, get_trace, only_kept_traces
+from tests.places import ROOT
 from tests.report.synthetic import MIB, prediction, profile
 
 YAML = """\
@@ -139,7 +140,7 @@ def test_no_trace_is_made_where_only_kept_ones_count(tmp_path: Path) -> None:
 )
 def test_shipped_scenarios_whose_optimizer_does_not_fit(name: str, memory_bytes: float, rank: int) -> None:
     """Its first step, which is longer than the steady one, takes the most in its foreach temporaries."""
-    path = Path(__file__).parent.parent / "scenarios" / f"{name}.yaml"
+    path = ROOT / "scenarios" / f"{name}.yaml"
     memory = predict_memories(*load_question(path, [f"hardware.device.memory_bytes={memory_bytes}"]))[rank]
     assert memory.place is not None
     assert (memory.place.step, memory.place.phase) == (1, "optimizer")

@@ -10,40 +10,50 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+from tests.places import ROOT
+
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "networkx", "sympy", "pandas")
 # Each may import those of its own number and below.
 LAYERS = {
     "perfmodel.errors": 0,
-    "perfmodel.units": 0,
     "perfmodel.files": 0,
     "perfmodel.limits": 0,
     "perfmodel.progress": 0,
+    "perfmodel.terminal": 0,
+    "perfmodel.units": 0,
+    "perfmodel.hardware": 1,
+    "perfmodel.scenario": 2,
+    "perfmodel.trace": 3,
+    "perfmodel.models": 4,
+    "perfmodel.tracing": 4,
+    "perfmodel.trace.store": 4,
+    "perfmodel.program": 5,
+    "perfmodel.cost": 6,
+    "perfmodel.simulate": 7,
+    "perfmodel.closed_form": 7,
+    "perfmodel.prediction": 8,
+    "perfmodel.report": 9,
+    "perfmodel.accuracy": 10,
+    "perfmodel.topology": 10,
+    "calibrate": 11,
+    "validate": 11,
+    "perfmodel.cli": 12,
+    "cli": 13,
     "perfmodel.file_kinds": 0,
     "perfmodel.writing": 0,
     "perfmodel.reading": 0,
-    "perfmodel.hardware": 1,
     "perfmodel.schema": 0,
-    "perfmodel.terminal": 0,
-    "perfmodel.workload": 2,
-    "perfmodel.program": 3,
-    "perfmodel.cost": 4,
-    "perfmodel.simulate": 5,
-    "perfmodel.closed_form": 5,
-    "perfmodel.report": 6,
-    "perfmodel.support": 6,
-    "perfmodel.what_if": 6,
-    "perfmodel.api": 7,
-    "perfmodel.comparison": 8,
-    "perfmodel.fitting": 8,
-    "perfmodel.sweep": 8,
-    "perfmodel.cli_help": 9,
-    "perfmodel.cli_options": 9,
-    "calibrate": 9,
-    "validate": 9,
-    "cli": 10,
+    "perfmodel.workload": 4,
+    "perfmodel.support": 8,
+    "perfmodel.what_if": 8,
+    "perfmodel.api": 8,
+    "perfmodel.comparison": 10,
+    "perfmodel.fitting": 9,
+    "perfmodel.sweep": 9,
+    "perfmodel.cli_help": 12,
+    "perfmodel.cli_options": 12,
 }
-TORCH_MAY_LOAD = ("perfmodel/workload/models/", "perfmodel/workload/trace/", "calibrate/", "validate/")
+TORCH_MAY_LOAD = ("perfmodel/workload/", "perfmodel/models/", "perfmodel/tracing/", "calibrate/", "validate/")
 MODULES = sorted(
     path.relative_to(ROOT)
     for top in ("cli.py", "perfmodel", "calibrate", "validate")

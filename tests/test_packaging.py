@@ -13,8 +13,8 @@ from perfmodel.program.ranks import optimizer_shares
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace_file import load_trace
 from perfmodel.workload.trace_store import SHIPPED, find_trace, optimizer_trace_name, trace_name
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 

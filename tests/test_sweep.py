@@ -19,9 +19,10 @@ from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import SweepResult, parse_vary, sweep
 from perfmodel.units import format_bytes
 from perfmodel.workload.scenario_file import load_question
+from tests.places import ROOT
 from tests.report.synthetic import prediction
 
-SHIPPED_SCENARIO = Path(__file__).parent.parent / "scenarios/gpt2.7b-ddp.yaml"
+SHIPPED_SCENARIO = ROOT / "scenarios/gpt2.7b-ddp.yaml"
 TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: h200-sxm-x4}\n"
 
 

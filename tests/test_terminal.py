@@ -31,9 +31,9 @@ from perfmodel.terminal import (
     sigterm_raises,
     visible,
 )
+from tests.places import ROOT
 from tests.report.synthetic import prediction
 
-ROOT = Path(__file__).parent.parent
 SHIPPED = "scenarios/gpt2-batch1.yaml"
 
 

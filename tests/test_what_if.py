@@ -12,8 +12,9 @@ from perfmodel.api import predict
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import parse_vary, sweep
 from perfmodel.workload.scenario_file import load_question, with_assignments
+from tests.places import ROOT
 
-SCENARIOS = Path(__file__).parents[1] / "scenarios"
+SCENARIOS = ROOT / "scenarios"
 ALONE = SCENARIOS / "gpt2-batch1.yaml"
 LARGE = SCENARIOS / "gpt2.7b.yaml"
 

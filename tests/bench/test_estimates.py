@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +12,9 @@ from bench.estimates import Row, main, predicted, with_samples
 from perfmodel.cost.kernels import dependent_steps
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.workload.keys import kernel_key
+from tests.places import ROOT
 
-MEASURED = Path(__file__).parents[2] / "bench" / "results" / "estimates-h200.json"
+MEASURED = ROOT / "bench" / "results" / "estimates-h200.json"
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from calibrate.timing import Samples
 from perfmodel.cost.residency import held_share
 from perfmodel.hardware.profile import Cache, find_profile, load_profile
 from perfmodel.units import MIB
+from tests.places import TESTS
 
 MB = 1e6
 ROW = 12
@@ -58,7 +58,7 @@ def test_a_cache_that_cannot_be_seen_has_no_capacity() -> None:
     assert cache_from_ladder([1, 2, 3, 4, 5, 6], [1.0, 1.0, 1.0, 1.04, 1.04, 1.04], 1.0) == Cache()
 
 
-SWEEP = json.loads((Path(__file__).parent.parent / "data" / "cache" / "h200-code-miss.json").read_text())
+SWEEP = json.loads((TESTS / "data" / "cache" / "h200-code-miss.json").read_text())
 
 
 def test_code_of_an_h200_ages_as_its_data_does() -> None:

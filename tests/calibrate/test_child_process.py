@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.child_process import STARTER, ending_with
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PARENT = """
     import os, sys
     from pathlib import Path

@@ -14,9 +14,10 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
+from tests.places import TESTS
 from tests.refusals import refused
 
-DATA = Path(__file__).parents[1] / "data" / "imports"
+DATA = TESTS / "data" / "imports"
 NCCL, NVBANDWIDTH = DATA / "nccl-tests.txt", DATA / "nvbandwidth.json"
 EMPTY = Profile(name="toy", device=Device(kind="cuda", name="Toy GPU", memory_bytes=2**30))
 

@@ -16,8 +16,8 @@ from calibrate import imported, interconnect_session, output_lock, session
 from calibrate.output_lock import locked
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, save_profile
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
 from pathlib import Path

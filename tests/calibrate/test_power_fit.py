@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,9 @@ from calibrate.power_fit import fit_power, fitted, full_times_s, loop_error
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.power import PRODUCT, Load, clock_ratio, draw_share, lengthening
 from perfmodel.hardware.profile import Power, PowerLoop, PowerReading, find_profile, load_profile
+from tests.places import TESTS
 
-DATA = Path(__file__).parent.parent / "data" / "power"
+DATA = TESTS / "data" / "power"
 H200 = DATA / "h200.json"
 RAW_NAMES = {  # of the kinds in h200-raw.json, which was read before the stage had its form
     "gemm_bf16": "gemm_bf16",

@@ -20,8 +20,8 @@ from perfmodel.hardware.profile import CATALOG
 from perfmodel.workload import trace_store
 from perfmodel.workload.scenario_file import parse_scenario
 from perfmodel.workload.trace_store import SHIPPED, trace_name
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = 5
 LONGEST_REPEAT_BYTES = 2_000_000
 PROFILE = "profile.json"

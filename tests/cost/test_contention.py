@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from perfmodel.program.program import Collective
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.scenario_file import load_scenario
+from tests.places import ROOT
 from tests.simulate.steps import ops, program_of
 
 
@@ -203,7 +203,7 @@ def test_own_kernels_are_enough_where_no_kind_was_measured() -> None:
 
 
 def test_a_prediction_slows_just_the_kernel_that_was_measured() -> None:
-    scenario = load_scenario(Path(__file__).parents[2] / "scenarios/gpt2.7b-zero3.yaml")
+    scenario = load_scenario(ROOT / "scenarios/gpt2.7b-zero3.yaml")
     profile = load_profile(find_profile("h200-sxm-x4"))
     key = "aten.mm.default(float32[2048,2560], float32[2560,2560]{1,2560})"
     wires = profile.interconnects["nvlink"].model_copy(update={"own_couplings": {key: OWN}})

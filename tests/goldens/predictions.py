@@ -19,8 +19,8 @@ from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario_file import load_question
 from perfmodel.workload.trace_store import only_kept_traces
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = Path(__file__).parent / "predictions.json"
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12  # seconds and shares; what is left of a difference that should be zero

@@ -14,8 +14,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth
 from perfmodel.hardware.interconnect import CollectiveRecord, TransferRecord
 from perfmodel.units import MIB, US
+from tests.places import TESTS
 
-DATA = Path(__file__).parent.parent / "data" / "imports"
+DATA = TESTS / "data" / "imports"
 TEXT = (DATA / "nccl-tests.txt").read_text()
 JSON = json.loads((DATA / "nccl-tests.json").read_text())
 NVBANDWIDTH = json.loads((DATA / "nvbandwidth.json").read_text())

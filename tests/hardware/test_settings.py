@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -20,9 +19,9 @@ from perfmodel.hardware.settings import EFFECTS, SETTINGS, settings_table
 from perfmodel.what_if import figures
 from perfmodel.workload.scenario import HardwareSection, Scenario
 from perfmodel.workload.scenario_file import load_question, with_assignments
+from tests.places import ROOT
 from tests.refusals import refused
 
-ROOT = Path(__file__).parents[2]
 SMALL, AMP, LLAMA = "gpt2-batch1", "gpt2.7b-amp", "llama1b-bf16"
 WIRED, SHARDED, PIPELINE = "gpt-small-ddp-two-nodes", "gpt2.7b-zero3", "gpt2.7b-1f1b"
 CURVES = "llama8b-checkpointing"

@@ -20,9 +20,10 @@ from perfmodel.hardware.topology_matrix import Matrix, parse_matrix
 from perfmodel.hardware.topology_paths import GREEDY_RING, Paths, groups, parse_layout, ring_order
 from perfmodel.hardware.topology_paths import Path as Way
 from perfmodel.hardware.topology_sources import described, find_topology, from_profile
+from tests.places import TESTS
 from tests.refusals import refused
 
-DATA = Path(__file__).parent.parent / "data" / "topology"
+DATA = TESTS / "data" / "topology"
 H200 = rates_of("NVIDIA H200")
 GEN5_BYTES_PER_S = 16 * 32e9 * 128 / 130 / 8
 # DGX-1 with V100, as its user guide draws it: six NVLinks a GPU

@@ -10,8 +10,9 @@ import yaml
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.topology_matrix import REMEDY, nvidia_smi, parse_matrix, processors
+from tests.places import TESTS
 
-DATA = Path(__file__).parent.parent / "data" / "topology"
+DATA = TESTS / "data" / "topology"
 PAIR = """\
         GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity
 GPU0     X      PHB     SYS     0-15,32-47      0

@@ -8,7 +8,6 @@ import gzip
 import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.cost.transfers import pinned_copy
@@ -17,9 +16,10 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.ops import Argument, Operation, TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind
+from tests.places import TESTS
 from tests.program.fsdp_scripts import STREAMS
 
-DATA = Path(__file__).parents[1] / "data" / "cuda_sharded"
+DATA = TESTS / "data" / "cuda_sharded"
 SUFFIX = ".trace.json.gz"
 RANKS = 2
 HOST_WAITS = "host waits"

@@ -15,8 +15,9 @@ from perfmodel.hardware.topology import rates_of, topology
 from perfmodel.hardware.topology_matrix import parse_matrix
 from perfmodel.hardware.topology_sources import described
 from perfmodel.report.topology_plot import Place, plot_topology, positions, save_topology_plot
+from tests.places import TESTS
 
-DATA = Path(__file__).parent.parent / "data" / "topology"
+DATA = TESTS / "data" / "topology"
 
 
 def eight() -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from perfmodel.errors import PerfModelError
@@ -11,8 +9,9 @@ from perfmodel.hardware.topology import rates_of, topology
 from perfmodel.hardware.topology_matrix import parse_matrix
 from perfmodel.hardware.topology_sources import described
 from perfmodel.report.topology_text import topology_text
+from tests.places import TESTS
 
-DATA = Path(__file__).parent.parent / "data" / "topology"
+DATA = TESTS / "data" / "topology"
 
 FOUR = """\
 four, H200

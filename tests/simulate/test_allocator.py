@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +15,11 @@ from perfmodel.simulate.allocator import (
     OutOfMemoryError,
     rounded_bytes,
 )
+from tests.places import TESTS
 from tests.simulate.replays import recorded_places, recorded_segments, replay
 
 MIB = 2**20
-RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_steps"
+RECORDINGS = TESTS / "data" / "cuda_steps"
 CASES = [
     "bert-2layer-amp",
     "gpt-small2-amp",

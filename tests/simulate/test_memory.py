@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +16,11 @@ from perfmodel.simulate.memory_actions import Actions, with_inserted
 from perfmodel.workload.keys import kernel_key
 from perfmodel.workload.ops import Operation, TensorSpec
 from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from tests.places import TESTS
 
 MIB = 2**20
 PLENTY_BYTES = 2**50
-RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_steps"
+RECORDINGS = TESTS / "data" / "cuda_steps"
 CASES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.glob("*.json.gz"))
 
 OP, ALLOC, FREE = EventKind.OP, EventKind.ALLOC, EventKind.FREE

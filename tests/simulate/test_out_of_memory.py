@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,9 +17,10 @@ from perfmodel.simulate.request_place import RequestPlace
 from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace_file import EventKind, StorageKind
 from perfmodel.workload.trace_store import get_trace
+from tests.places import ROOT
 from tests.simulate.test_memory import MIB, PLENTY_BYTES, profile_of, program_of, step_events, training_program
 
-TINY = Path(__file__).parents[2] / "scenarios" / "tiny-cpu.yaml"
+TINY = ROOT / "scenarios" / "tiny-cpu.yaml"
 CONTEXT_BYTES = 500 * MIB
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,11 @@ from perfmodel.simulate.allocator import BLOCK_BYTES, CachingAllocator
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.memory_columns import MemoryColumns
 from perfmodel.workload.scenario import Scenario
+from tests.places import TESTS
 from tests.simulate.replays import recorded_places, recorded_segments, replay
 from tests.simulate.test_recorded_memory import MIB, h200
 
-RECORDINGS = Path(__file__).parents[1] / "data" / "cuda_sharded"
+RECORDINGS = TESTS / "data" / "cuda_sharded"
 FULLY_SHARDED = ["tiny-zero2", "tiny-zero3", "tiny-zero3-clipped", "tiny-zero3-mixed", "tiny-zero3-offload"]
 ZERO1 = "tiny-zero1"
 CASES = [ZERO1, *FULLY_SHARDED]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import gzip
 import json
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -19,10 +18,11 @@ from perfmodel.hardware.profile import Launch, find_profile, load_profile
 from perfmodel.simulate.device import Device
 from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import alone
+from tests.places import TESTS
 
 from .streams import INF
 
-STEP = Path(__file__).parents[1] / "data" / "cuda_sharded" / "gpt-large-zero2.kernels.json.gz"
+STEP = TESTS / "data" / "cuda_sharded" / "gpt-large-zero2.kernels.json.gz"
 COMPUTE, GATHER = 7, 22
 LARGER_US = 300.0  # other products of that name
 PRODUCT = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stag"

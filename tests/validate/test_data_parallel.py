@@ -10,9 +10,9 @@ import torch
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.program.ddp import ddp_buckets
 from perfmodel.workload.trace_store import get_trace
+from tests.places import ROOT
 
 SCRIPT = Path(__file__).parent / "rank_gradients.py"
-ROOT = Path(__file__).parent.parent.parent
 of_rank = runpy.run_path(str(SCRIPT))
 REPLICATED = of_rank["REPLICATED"]
 

@@ -20,13 +20,13 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace_file import EventKind
+from tests.places import ROOT
 from tests.refusals import refused
 from validate.pipelines import SEED
 from validate.run import measure
 from validate.worker import Effort
 
 SCRIPT, REPLICAS = (Path(__file__).parent / name for name in ("rank_pipelines.py", "rank_replicas.py"))
-ROOT = Path(__file__).parent.parent.parent
 of_rank, of_replica = runpy.run_path(str(SCRIPT)), runpy.run_path(str(REPLICAS))
 RANKS, TRIED, SCHEDULES, scenario = (of_rank[name] for name in ("RANKS", "TRIED", "SCHEDULES", "scenario"))
 TIED = {

@@ -20,13 +20,13 @@ from perfmodel.program.program import Members
 from perfmodel.program.ranks import rank_programs
 from perfmodel.workload.models.build import build_module
 from perfmodel.workload.scenario import Scenario
+from tests.places import ROOT
 from tests.refusals import refused
 from validate import sharded
 from validate.run import measure
 from validate.worker import Effort
 
 SCRIPT = Path(__file__).parent / "rank_sharded.py"
-ROOT = Path(__file__).parent.parent.parent
 of_rank = runpy.run_path(str(SCRIPT))
 RANKS, LAYERS, TRIED = of_rank["RANKS"], of_rank["LAYERS"], of_rank["TRIED"]
 GROUPS = LAYERS + 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,7 @@ from perfmodel.workload.scenario_file import load_scenario
 from perfmodel.workload.trace.optimizer import trace_optimizer
 from perfmodel.workload.trace_file import EventKind, StepEvents, Trace
 from perfmodel.workload.trace_store import get_trace
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 
 def launched(trace: Trace, events: StepEvents) -> list[tuple[str, str]]:

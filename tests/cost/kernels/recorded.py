@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 from perfmodel.workload.ops import Operation, TensorSpec
+from tests.places import TESTS
 
-STEPS = sorted((Path(__file__).parents[2] / "data" / "cuda_steps").glob("*.json.gz"))
+STEPS = sorted((TESTS / "data" / "cuda_steps").glob("*.json.gz"))
 HOST_ONLY = frozenset(
     [
         "view",

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfmodel.workload.models.gpt import GPT, RMSNorm
 from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.workload.scenario import Scenario
+from tests.places import TESTS
 
-RECORDED = Path(__file__).parents[2] / "data" / "cuda_steps" / "gpt-small2-fp32.json.gz"
+RECORDED = TESTS / "data" / "cuda_steps" / "gpt-small2-fp32.json.gz"
 
 
 class Recorder(TorchDispatchMode):

@@ -2,15 +2,15 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from perfmodel.workload.models.step import build_module, make_inputs
 from perfmodel.workload.scenario import Scenario
+from tests.places import TESTS
 
-RECORDED = Path(__file__).parents[2] / "data" / "cuda_steps"
+RECORDED = TESTS / "data" / "cuda_steps"
 TWO_LAYERS = {"layers": 2, "width": 768, "heads": 12, "ffn_width": 3072}
 
 

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +9,9 @@ import torch
 from perfmodel.workload.models.step import build_module
 from perfmodel.workload.models.vision import ConvStack
 from perfmodel.workload.scenario import Scenario
+from tests.places import TESTS
 
-RECORDED = Path(__file__).parents[2] / "data" / "cuda_steps"
+RECORDED = TESTS / "data" / "cuda_steps"
 
 
 def built(model, **keys):

@@ -3,14 +3,14 @@
 import gzip
 import json
 from functools import cache
-from pathlib import Path
 
 from perfmodel.workload.ops import TensorSpec
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.trace.session import trace_step
 from perfmodel.workload.trace_file import EventKind
+from tests.places import TESTS
 
-DATA = Path(__file__).parents[2] / "data" / "cuda_steps"
+DATA = TESTS / "data" / "cuda_steps"
 
 _GPT = {"family": "gpt", "layers": 2, "width": 768, "heads": 12, "ffn_width": 3072}
 _GPT2 = _GPT | {"family": "gpt2"}

@@ -3,12 +3,12 @@
 import gzip
 import json
 from functools import cache
-from pathlib import Path
 
 from perfmodel.workload.trace.session import trace_step
+from tests.places import TESTS
 from tests.workload.trace.recordings import scenario_of
 
-DATA = Path(__file__).parents[2] / "data" / "cuda_variants" / "variants.json.gz"
+DATA = TESTS / "data" / "cuda_variants" / "variants.json.gz"
 
 _GPT = {"family": "gpt", "layers": 2, "width": 256, "heads": 4, "ffn_width": 512, "vocabulary": 1000}
 _GPT2 = _GPT | {"family": "gpt2"}

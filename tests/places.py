@@ -1,0 +1,6 @@
+"""Where the tests find what is committed."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
