@@ -20,10 +20,10 @@ from perfmodel.cli_options import (
     wrote,
 )
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.file_kinds import MEMORY_SNAPSHOT
+from perfmodel.files.kinds import MEMORY_SNAPSHOT
+from perfmodel.files.writing import check_folder, check_writable
 from perfmodel.progress import doing, shown
 from perfmodel.terminal import print_rich, sentence, write
-from perfmodel.writing import check_folder, check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,12 +17,12 @@ from calibrate.interconnects import backend_of, environment, nodes_of
 from calibrate.own_contention import OwnKernel, decode_own, encode_own
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import naming
+from perfmodel.files.reading import read_json
+from perfmodel.files.validation import validated
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.interconnect import Interconnect, TransferRecord
 from perfmodel.hardware.quantities import SECTION, NotNegativeSeconds, PositiveCount, Provenance
 from perfmodel.program.program import Collective
-from perfmodel.reading import read_json
-from perfmodel.schema import validated
-from perfmodel.writing import write_atomically
 
 ROOT = Path(__file__).parent.parent
 REMEDY = "Delete it to measure all stages from their beginning."

@@ -20,10 +20,10 @@ from calibrate.interconnects import members, nodes_of
 from calibrate.ladder import MOST_BYTES, grid
 from calibrate.own_contention import WAIT, decode_own, encode_own
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import STAGES
+from perfmodel.files.kinds import STAGES
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.interconnect import LIBRARY, ContentionRecord
 from perfmodel.hardware.topology_matrix import nvidia_smi
-from perfmodel.writing import write_atomically
 
 if TYPE_CHECKING:
     from calibrate.collectives import CollectiveBench, Wanted

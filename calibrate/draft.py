@@ -16,15 +16,15 @@ from pydantic_core import PydanticCustomError
 from calibrate.jobs import Job
 from calibrate.timing import Samples
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.file_kinds import SAMPLES
-from perfmodel.files import upgrade
+from perfmodel.files.kinds import SAMPLES
+from perfmodel.files.reading import read_json
+from perfmodel.files.validation import validated
+from perfmodel.files.versions import upgrade
+from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
 from perfmodel.hardware.quantities import SECTION, Count, DifferenceSeconds
-from perfmodel.reading import read_json
-from perfmodel.schema import validated
 from perfmodel.workload.ops import Operation, decode_operation, encode_operation
 from perfmodel.workload.trace_file import MALFORMED
-from perfmodel.writing import check_writable, write_atomically
 
 # Format history of the samples file
 # 1  first

@@ -13,12 +13,12 @@ from calibrate.draft import check_belongs
 from calibrate.host_records import Case
 from calibrate.host_reference import HostReference
 from perfmodel.errors import naming
-from perfmodel.file_kinds import HOST_PIECES
+from perfmodel.files.kinds import HOST_PIECES
+from perfmodel.files.reading import read_json
+from perfmodel.files.validation import validated
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.hardware.quantities import Count, DifferenceSeconds, Seconds
-from perfmodel.reading import read_json
-from perfmodel.schema import validated
-from perfmodel.writing import write_atomically
 
 REMEDY = "Delete it to measure the host's costs from their beginning."
 CHECKPOINT_S = 3.0  # between two writes within a piece

@@ -7,10 +7,10 @@ from pathlib import Path
 from calibrate.output_lock import locked
 from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError, naming
+from perfmodel.files.validation import validated
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth, is_nvbandwidth
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
-from perfmodel.schema import validated
 
 
 def import_measurements(output: Path, file: Path, interconnect: str | None = None) -> Profile:

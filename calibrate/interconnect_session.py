@@ -17,14 +17,14 @@ from calibrate.stage_names import GENERAL
 from perfmodel.cost.groups import stays_in_a_node
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.errors import PerfModelError, did_you_mean, naming
-from perfmodel.file_kinds import STAGES
+from perfmodel.files.kinds import STAGES
+from perfmodel.files.writing import check_writable
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.units import format_seconds
 from perfmodel.workload.scenario import Scenario
-from perfmodel.writing import check_writable
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget

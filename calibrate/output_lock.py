@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import PROFILE
-from perfmodel.writing import check_writable, failures_in_one_sentence
+from perfmodel.files.kinds import PROFILE
+from perfmodel.files.writing import check_writable, failures_in_one_sentence
 
 DIGITS = 20  # that the number of a process has at most
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems that have none: one goes on without

@@ -22,7 +22,7 @@ from typing import Any
 from calibrate.child_process import end_with_parent, ending_with
 from calibrate.interconnects import backend_of, environment
 from perfmodel.errors import PerfModelError
-from perfmodel.writing import write_atomically
+from perfmodel.files.writing import write_atomically
 
 GROUP_TIMEOUT_S = 120.0  # for the others, of a rank that waits in a collective
 LONGEST_CAUSE = 200

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
+from perfmodel.files.validation import shortened
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.limits import MOST_CONFIGURATIONS
 from perfmodel.progress import doing, shown
@@ -21,7 +22,6 @@ from perfmodel.report.figures_of_merit import samples_per_step, throughput_sampl
 from perfmodel.report.memory_text import refusal_text, shortage_text
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
 from perfmodel.report.sweep_text import label
-from perfmodel.schema import shortened
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.workload.scenario_file import (
     INTERCONNECT,

@@ -209,7 +209,7 @@ TERMINATED_WHILE_WRITING = """
     from pathlib import Path
     import click
     from perfmodel.cli_options import OneLineErrors
-    from perfmodel.writing import replacing
+    from perfmodel.files.writing import replacing
     @click.group(cls=OneLineErrors)
     def main():
         pass

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfmodel.files.reading import read_foreign_json
 from perfmodel.hardware.measurement import RankCommunication
 from perfmodel.limits import LARGEST_TRACE_BYTES
-from perfmodel.reading import read_foreign_json
 from perfmodel.units import US
 
 Interval = tuple[float, float]

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE
+from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE
+from perfmodel.files.writing import replacing, write_atomically
 from perfmodel.workload.models.step import TrainingStep
-from perfmodel.writing import replacing, write_atomically
 
 MOST_EVENTS = 5_000_000
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
+from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
+from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from perfmodel.workload.scenario import FsdpSection
-from perfmodel.writing import check_folder, check_writable, replacing, write_atomically
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace

@@ -24,6 +24,7 @@ from torch import nn
 from calibrate.host_reference import HostReference
 from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.measurement import Measurement, PipelineAction, StepMemory
 from perfmodel.units import format_bytes
 from perfmodel.workload.models.build import replace_tensors
@@ -36,7 +37,6 @@ from perfmodel.workload.models.step import (
     precision_switches,
 )
 from perfmodel.workload.scenario import Scenario
-from perfmodel.writing import write_atomically
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
 from validate.data_parallel import Ddp

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError, naming
+from perfmodel.files.reading import read_foreign_json, read_text
+from perfmodel.files.validation import validated
 from perfmodel.hardware.interconnect import (
     CollectiveRecord,
     TransferRecord,
@@ -26,8 +28,6 @@ from perfmodel.hardware.interconnect import (
 from perfmodel.hardware.nccl_output import MALFORMED, WHAT, Row, json_rows, table_rows
 from perfmodel.hardware.nccl_output import REMEDY as NCCL_REMEDY
 from perfmodel.hardware.quantities import MOST_BYTES
-from perfmodel.reading import read_foreign_json, read_text
-from perfmodel.schema import validated
 from perfmodel.units import GB, MIB, US
 
 KINDS = {

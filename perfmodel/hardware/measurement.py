@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.file_kinds import MEASUREMENT
-from perfmodel.files import upgrade
+from perfmodel.files.kinds import MEASUREMENT
+from perfmodel.files.reading import read_json
+from perfmodel.files.validation import validated
+from perfmodel.files.versions import upgrade
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.quantities import SECTION, Bytes, Count, NotNegativeSeconds, PositiveBytes, Provenance, Seconds
-from perfmodel.reading import read_json
-from perfmodel.schema import validated
-from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.reading import read_foreign_json
+from perfmodel.files.reading import read_foreign_json
 
 WHAT = "output of nccl-tests"
 REMEDY = "Save what one of nccl-tests' programs prints, or writes with -J."

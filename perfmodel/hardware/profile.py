@@ -16,8 +16,11 @@ from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_valida
 from pydantic_core import PydanticCustomError
 
 from perfmodel.errors import PerfModelError, did_you_mean, naming
-from perfmodel.file_kinds import PROFILE
-from perfmodel.files import upgrade
+from perfmodel.files.kinds import PROFILE
+from perfmodel.files.reading import read_json, regular_file
+from perfmodel.files.validation import validated
+from perfmodel.files.versions import upgrade
+from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.curve_forms import LAYOUTS, broken_rule
 from perfmodel.hardware.interconnect import Interconnect, TransferKey, TransferRecord, with_positive_reference
 from perfmodel.hardware.quantities import (
@@ -41,9 +44,6 @@ from perfmodel.hardware.quantities import (
     Spread,
     Watts,
 )
-from perfmodel.reading import read_json, regular_file
-from perfmodel.schema import validated
-from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first

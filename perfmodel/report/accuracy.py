@@ -18,19 +18,19 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.file_kinds import CARD, CARD_NUMBERS
-from perfmodel.files import upgrade
+from perfmodel.files.kinds import CARD, CARD_NUMBERS
+from perfmodel.files.reading import read_json
+from perfmodel.files.validation import validated
+from perfmodel.files.versions import upgrade
+from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.measurement import Measurement
-from perfmodel.reading import read_json
 from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
 from perfmodel.report.strategies import Layout, layout_of
-from perfmodel.schema import validated
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.workload.scenario import workload_digest
-from perfmodel.writing import check_writable, write_atomically
 
 # Format history
 # 1  first

@@ -10,8 +10,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import PICTURE
-from perfmodel.writing import check_writable, write_atomically
+from perfmodel.files.kinds import PICTURE
+from perfmodel.files.writing import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import PREDICTED_BY, PREDICTED_TRACE
+from perfmodel.files.kinds import PREDICTED_BY, PREDICTED_TRACE
+from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan, SideKernel, Timeline
 from perfmodel.units import DTYPE_BYTES, US
 from perfmodel.workload.scenario import Scenario
-from perfmodel.writing import check_writable, write_atomically
 
 Event = dict[str, Any]
 

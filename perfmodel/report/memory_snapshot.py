@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import MEMORY_SNAPSHOT
+from perfmodel.files.kinds import MEMORY_SNAPSHOT
+from perfmodel.files.writing import write_atomically
 from perfmodel.program.program import Program
 from perfmodel.report.pipeline_ranks import with_largest_memory
 from perfmodel.simulate.allocator import SegmentEvent, SegmentState
@@ -20,7 +21,6 @@ from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.request_place import OUTSIDE_STEPS, Caller, callers, step_of
 from perfmodel.workload.trace_file import StorageKind
-from perfmodel.writing import write_atomically
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads
 NO_CATEGORY = "unknown"  # the viewer wants one entry of it once categories are used

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files.reading import read_foreign_json
 from perfmodel.limits import LARGEST_TRACE_BYTES
-from perfmodel.reading import read_foreign_json
 from perfmodel.report.chrome_trace import STEP_TIME
 from perfmodel.report.trace_events import ANNOTATIONS, CALLS, DEVICE_WORK, LAUNCHES, REMEDY, checked_slices
 from perfmodel.simulate.timeline import merged

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
-from perfmodel.schema import shortened
+from perfmodel.files.validation import shortened
 
 REMEDY = "Export one with torch.profiler's export_chrome_trace."
 LAUNCHES = {"cuda_runtime", "cuda_driver"}

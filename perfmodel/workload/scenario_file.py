@@ -16,13 +16,13 @@ import yaml
 from pydantic import ValidationError
 
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.files import check_version
+from perfmodel.files.reading import read_bytes, refuse_not_finite
+from perfmodel.files.validation import sentence_of, shortened, validated
+from perfmodel.files.versions import check_version
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.hardware.settings import refuse_settings
 from perfmodel.limits import LARGEST_YAML_BYTES, MOST_YAML_VALUES
-from perfmodel.reading import read_bytes, refuse_not_finite
-from perfmodel.schema import sentence_of, shortened, validated
 from perfmodel.workload.scenario import SCENARIO_VERSION, HardwareSection, Scenario
 
 DEEPEST = 50

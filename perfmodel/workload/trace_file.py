@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files import check_version
+from perfmodel.files.reading import read_json
+from perfmodel.files.versions import check_version
+from perfmodel.files.writing import write_atomically
 from perfmodel.limits import LARGEST_TRACE_BYTES
-from perfmodel.reading import read_json
 from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
-from perfmodel.writing import write_atomically
 
 # Format history
 # 1  first

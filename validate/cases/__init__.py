@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.schema import shortened
+from perfmodel.files.validation import shortened
 from perfmodel.workload import families
 from perfmodel.workload.scenario import Scenario
 from perfmodel.workload.scenario_file import load_scenario, on_device, parse_scenario, read_yaml

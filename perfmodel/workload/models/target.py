@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.schema import shortened
+from perfmodel.files.validation import shortened
 from perfmodel.workload.models.own_code import (
     compiled_code_refused,
     importing_from,

@@ -12,8 +12,8 @@ import pytest
 
 from calibrate.draft import Draft
 from calibrate.jobs import job
-from perfmodel import file_kinds
-from perfmodel.file_kinds import KINDS, described, head_of
+from perfmodel.files import kinds as file_kinds
+from perfmodel.files.kinds import KINDS, described, head_of
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.hardware.profile import CATALOG, Device, KernelRecord, Profile
 from perfmodel.report.accuracy import save_card

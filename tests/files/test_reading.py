@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel import reading
 from perfmodel.errors import PerfModelError
-from perfmodel.reading import read_bytes, read_foreign_json, read_json, read_text
+from perfmodel.files import reading
+from perfmodel.files.reading import read_bytes, read_foreign_json, read_json, read_text
 
 WHAT, REMEDY = "a profile", "Measure it again."
 Reader = Callable[[Path, str, str], object]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from perfmodel.files.validation import sentence_of, shortened
 from perfmodel.hardware.profile import Profile
-from perfmodel.schema import sentence_of, shortened
 from perfmodel.workload.scenario import Scenario
 
 LISTS = "`perfmodel schema scenario` says what each key takes."

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import FileKind, described, head_of
+from perfmodel.files.kinds import FileKind, described, head_of
 
 TEMPORARY = ".perfmodel-"  # begins the names of files that are being written
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

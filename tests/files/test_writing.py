@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel import writing
 from perfmodel.errors import PerfModelError
-from perfmodel.file_kinds import CHROME_TRACE
-from perfmodel.writing import check_folder, check_writable, replacing, write_atomically
+from perfmodel.files import writing
+from perfmodel.files.kinds import CHROME_TRACE
+from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically
 from tests.refusals import refused
 
 TRACE = '{"traceEvents": []}'

@@ -22,10 +22,10 @@ from typing import Any
 import pydantic_core
 
 from perfmodel.errors import PerfModelError, naming
-from perfmodel.file_kinds import GZIP
+from perfmodel.files.kinds import GZIP
+from perfmodel.files.writing import NOT_REGULAR
 from perfmodel.limits import LARGEST_FILE_BYTES
 from perfmodel.units import MIB
-from perfmodel.writing import NOT_REGULAR
 
 UTF8_MARK = b"\xef\xbb\xbf"
 
