@@ -121,7 +121,7 @@ def _predict(
     scenario_file: Path, assignments: tuple[str, ...], device: str | None, allow_import: bool, exact: bool = True
 ) -> Prediction:
     from perfmodel.api import predict as predict_scenario
-    from perfmodel.workload.scenario_file import load_question
+    from perfmodel.scenario.yaml_file import load_question
 
     scenario, profile = load_question(scenario_file, assignments, device)
     with naming(scenario_file), shown():
@@ -199,7 +199,7 @@ def calibrate(
 ) -> None:
     """Measure this machine into a hardware profile."""
     _refuse_strangers(interconnect)
-    from perfmodel.workload.scenario_file import load_scenario
+    from perfmodel.scenario.yaml_file import load_scenario
 
     scenarios = [load_scenario(path) for path in scenario_files]
     output = output or Path(f"{device}.json")

@@ -11,20 +11,13 @@ from pathlib import Path
 
 from perfmodel.program.pipeline.programs import parts_of_ranks
 from perfmodel.program.ranks import as_computed, optimizer_shares
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.scenario_file import load_scenario
-from perfmodel.workload.trace.optimizer import trace_optimizer
-from perfmodel.workload.trace.part import trace_part
-from perfmodel.workload.trace.session import trace_step
-from perfmodel.workload.trace_file import Trace, save_trace
-from perfmodel.workload.trace_store import (
-    SHIPPED,
-    get_part_trace,
-    get_trace,
-    optimizer_trace_name,
-    part_trace_name,
-    trace_name,
-)
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import load_scenario
+from perfmodel.trace.store import SHIPPED, get_part_trace, get_trace, optimizer_trace_name, part_trace_name, trace_name
+from perfmodel.trace.trace import Trace, save_trace
+from perfmodel.tracing.optimizer import trace_optimizer
+from perfmodel.tracing.stage import trace_part
+from perfmodel.tracing.step import trace_step
 from validate import cases
 
 ROOT = Path(__file__).resolve().parent.parent

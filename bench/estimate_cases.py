@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from calibrate import calls
 from calibrate.calls import call, tensor
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 F32, F64, BF16, F16, INT64 = "float32", "float64", "bfloat16", "float16", "int64"
 C64, C128, BOOL, FP8 = "complex64", "complex128", "bool", "float8_e4m3fn"

@@ -23,7 +23,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.estimates import factor_of_spread
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 
 REPEATS = 5  # of calls that synchronise, which no stream of calls can time
 FORMAT = 1

@@ -19,7 +19,7 @@ from calibrate.measuring import Bench
 from calibrate.timing import CpuStopwatch
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 F32, BF16 = "float32", "bfloat16"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.workload.ops import Argument, Operation, TensorSpec, contiguous_stride
+from perfmodel.trace.operation import Argument, Operation, TensorSpec, contiguous_stride
 
 Shape = tuple[int, ...]
 

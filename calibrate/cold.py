@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from calibrate.materialise import Call
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 TIMES_CACHE = 3.0  # the footprint of one round, in caches
 LEAST_BYTES = 100_000  # what moves less spends its time otherwise

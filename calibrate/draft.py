@@ -23,8 +23,8 @@ from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
 from perfmodel.hardware.quantities import SECTION, Count, DifferenceSeconds
-from perfmodel.workload.ops import Operation, decode_operation, encode_operation
-from perfmodel.workload.trace_file import MALFORMED
+from perfmodel.trace.operation import Operation, decode_operation, encode_operation
+from perfmodel.trace.trace import MALFORMED
 
 # Format history of the samples file
 # 1  first

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from perfmodel.workload.ops import Argument, TensorSpec
+from perfmodel.trace.operation import Argument, TensorSpec
 
 Fill = Callable[[torch.Tensor], object]
 Arguments = Mapping[str, Argument]

@@ -21,7 +21,7 @@ from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, Form, form_time_s, parameter_key
 from perfmodel.cost.kernels.kriging import Correction, fit_correction, no_correction, places_of, to_parameters
 from perfmodel.hardware.profile import CurveRecord, Device, KernelRecord
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 FEWEST_POINTS = 4
 FOLDS = 10

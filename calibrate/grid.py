@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from calibrate import grid_cpu, grid_cuda
 from calibrate.sampling import Point
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 
 
 def grid_operations(device: Device) -> list[Point]:

@@ -17,7 +17,7 @@ from calibrate.sampling import (
     rounded,
     row_shapes,
 )
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 F32 = "float32"
 

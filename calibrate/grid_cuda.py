@@ -19,7 +19,7 @@ from calibrate.sampling import (
     rounded,
     row_shapes,
 )  # fmt: skip
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 HEADS = {
     "fp32": (10000, 50257),

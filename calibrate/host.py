@@ -27,7 +27,7 @@ from calibrate.host_timing import (
 from perfmodel.cost.host import AMP, NO_GRAD
 from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.profile import HostRecord
-from perfmodel.workload.trace_file import Trace
+from perfmodel.trace.trace import Trace
 
 Progress = Callable[[str, int, int], None]
 

@@ -46,13 +46,13 @@ from calibrate.host_timing import (
     timed,
 )
 from perfmodel.cost.host import AMP, NO_GRAD, key_flags, piece_key
-from perfmodel.cost.host_structure import BACKWARD, BACKWARD_INPUT, Piece, structure_of
 from perfmodel.hardware.profile import HostRecord
-from perfmodel.workload.models.build import build_module, make_inputs
-from perfmodel.workload.models.own_code import out_of_memory_passes
-from perfmodel.workload.models.step import TrainingStep, precision_switches
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
+from perfmodel.models.build import build_module, make_inputs
+from perfmodel.models.own_code import out_of_memory_passes
+from perfmodel.models.step import TrainingStep, precision_switches
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, Piece, structure_of
+from perfmodel.trace.trace import Trace
 
 SWEEPS, ROUNDS = 3, 5  # over all pieces in turn: a host's speed wanders within seconds
 MODEL_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}  # of parameters; larger models are built with fewer layers

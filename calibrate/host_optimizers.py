@@ -21,8 +21,8 @@ from calibrate.host_timing import WARM_UP, OperatorTimes, observe, record, timed
 from calibrate.timing import relative_spread
 from perfmodel.cost.host import list_key
 from perfmodel.hardware.profile import HostRecord
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.trace_file import EventKind, Trace
+from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.trace import EventKind, Trace
 
 COUNTS = (4, 64, 192)
 ROUNDS = 9

@@ -12,12 +12,12 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from calibrate.host_reference import synchronize
 from calibrate.host_stubs import borrowed_leaves
 from calibrate.host_timing import Seen, Work, observe, timed
-from perfmodel.cost.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from perfmodel.workload.models.build import build_module, make_inputs
-from perfmodel.workload.models.stages import boundary_tensors, cut, loss_of
-from perfmodel.workload.models.step import Mark, TrainingStep
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace.part import count_from_zero
+from perfmodel.models.build import build_module, make_inputs
+from perfmodel.models.stages import boundary_tensors, cut, loss_of
+from perfmodel.models.step import Mark, TrainingStep
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+from perfmodel.tracing.stage import count_from_zero
 
 HALVES = (BACKWARD_INPUT, BACKWARD_WEIGHT)
 GIVEN, LABELS = "x", "labels"
@@ -27,7 +27,7 @@ def layers_around(part: dict[str, Any], checkpointing: Any, most_blocks: int | N
     """Repeated blocks of the part that a workload describes, between what must be before and behind it for it to be
     that part.
 
-    part: of a workload, see :func:`~perfmodel.workload.trace_store.part_workload`. checkpointing: of its training.
+    part: of a workload, see :func:`~perfmodel.trace.store.part_workload`. checkpointing: of its training.
     most_blocks: of the part; by default, all.
 
     >>> layers_around({"blocks": [1, 9], "is_first": False, "is_last": True}, {"every": 2}, most_blocks=2)

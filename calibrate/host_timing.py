@@ -24,8 +24,8 @@ from calibrate.host_reference import HostReference, synchronize
 from calibrate.timing import CpuStopwatch, Limits, relative_spread
 from perfmodel.hardware.profile import HostRecord
 from perfmodel.hardware.quantities import LEAST_DIFFERENCE_S
-from perfmodel.workload.trace.illusion import call_name
-from perfmodel.workload.trace.recorder import Traits
+from perfmodel.tracing.fake_cuda import call_name
+from perfmodel.tracing.recorder import Traits
 
 MOST_LAUNCHES = 900  # in a row; the launch queue takes 1024
 WARM_UP = 2

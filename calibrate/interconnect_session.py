@@ -23,8 +23,8 @@ from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile, load_profile, save_profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.units import format_seconds
-from perfmodel.workload.scenario import Scenario
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
 TIMEOUT_S = 400.0  # with that budget

@@ -10,9 +10,9 @@ import numpy as np
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.program.program import Program
-from perfmodel.workload.keys import kernel_key, uses_tf32
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, StepEvents
+from perfmodel.trace.kernel_key import kernel_key, uses_tf32
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, StepEvents
 
 
 class Job(NamedTuple):

@@ -12,7 +12,7 @@ from calibrate.fills import Fill, fill_for, scalar_for
 from calibrate.saved import CPU_TWINS, SAVED, Saved
 from perfmodel.cost.kernels.work import is_list
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
+from perfmodel.trace.operation import Argument, Operation, TensorSpec
 
 Bound = dict[str, Argument]
 

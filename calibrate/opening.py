@@ -14,9 +14,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, find_base
 from perfmodel.program.pipeline.programs import parts_of_ranks
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
-from perfmodel.workload.trace_store import get_part_trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.trace import Trace
 
 SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
 SAME_MACHINE = (*SAME_DEVICE, "cpu")

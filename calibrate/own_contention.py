@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.jobs import Job, job
-from perfmodel.cost.host_structure import BACKWARDS
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import MESSAGES, Role
 from perfmodel.program.program import Program
-from perfmodel.workload.ops import decode_operation, encode_operation
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.host_structure import BACKWARDS
+from perfmodel.trace.operation import decode_operation, encode_operation
 
 CLASSES = ("gemm", "attention", "row")  # first words of cost classes; the others hardly depend on the shape
 PHASES = ("forward", *BACKWARDS)  # under which communication lies

@@ -25,9 +25,9 @@ from calibrate.host_reference import HostReference, synchronize
 from calibrate.host_timing import timed
 from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears
 from calibrate.timing import relative_spread
-from perfmodel.cost.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from perfmodel.hardware.interconnect import CallRecord
-from perfmodel.workload.trace.part import prepared_stage
+from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+from perfmodel.tracing.stage import prepared_stage
 
 ROWS, LAYERS = 2, 2
 PAIRS = 4 * ROUNDS  # what is added is a small part of what is timed

@@ -22,7 +22,7 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.work import arithmetic_kind, physical_flops
 from perfmodel.cost.power import PRODUCT
 from perfmodel.hardware.profile import Power, PowerLoop, PowerReading
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 ALONE_S = 1.2
 BESIDE_S = 0.6

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from calibrate import calls
 from calibrate.calls import tensor
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 Point = tuple[Operation, bool]  # the call, and whether TF32 is allowed in it
 GEMM_FLOPS = {"fp32": (1e7, 2.5e11), "tf32": (1e7, 8e11), "bf16": (1e7, 1.6e12), "fp16": (1e7, 1.6e12)}

@@ -8,7 +8,7 @@ from calibrate import calls
 from calibrate.jobs import Job, job
 from calibrate.measuring import Bench
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 DRIFT = {"cuda": 0.01, "cpu": 0.10}  # relative: slowest over fastest, less one
 

@@ -32,9 +32,9 @@ from perfmodel.files.kinds import HOST_PIECES, SAMPLES
 from perfmodel.files.writing import check_writable
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import single_device_program
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.trace import Trace
 from perfmodel.units import format_seconds
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
 
 BUDGET_S = {"cuda": 185.0, "cpu": 110.0}  # of the general calibration where none is given
 TOLERANCE_S = 10.0  # by which measuring may overrun a budget on an idle machine

@@ -12,6 +12,8 @@ from perfmodel.hardware.interconnect import communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.ranks import RankProgram, rank_programs
 from perfmodel.progress import doing
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import interconnect_in_use
 from perfmodel.simulate.bottleneck import bottleneck
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
@@ -43,8 +45,6 @@ from perfmodel.simulate.timeline import Timeline
 from perfmodel.simulate.uncertainty import step_interval_s
 from perfmodel.support import check_supported, interconnect_of
 from perfmodel.what_if import idle_settings, idle_warnings
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.scenario_file import interconnect_in_use
 
 __all__ = ["predict", "predict_memories"]
 

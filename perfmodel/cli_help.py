@@ -74,7 +74,7 @@ def interconnects() -> list[str]:
 
 def families() -> list[str]:
     """Each with its sizes."""
-    from perfmodel.workload.families import FAMILIES
+    from perfmodel.scenario.families import FAMILIES
 
     return [f"{name} ({', '.join(family.sizes)})" if family.sizes else name for name, family in FAMILIES.items()]
 
@@ -83,7 +83,7 @@ def named(section: str, key: str) -> Names:
     """The values of a key of a scenario's section that are named in its schema; ``""`` is the scenario itself."""
 
     def known() -> list[str]:
-        from perfmodel.workload import scenario
+        from perfmodel.scenario import scenario
 
         model = getattr(scenario, section or "Scenario")
         return _named(model.model_fields[key].annotation)

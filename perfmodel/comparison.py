@@ -16,9 +16,9 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.limits import MOST_MEASUREMENTS
 from perfmodel.progress import doing
 from perfmodel.report.accuracy import Pair
+from perfmodel.scenario.yaml_file import parse_scenario
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.scenario_file import parse_scenario
 
 
 def predict_measured(

@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from perfmodel.api import predict_memories
 from perfmodel.errors import PerfModelError
 from perfmodel.report.pipeline_ranks import with_largest_memory
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.trace_file import StorageKind
-from perfmodel.workload.trace_store import TraceNotKeptError, only_kept_traces
+from perfmodel.scenario.stage_split import pipeline_of
+from perfmodel.trace.store import TraceNotKeptError, only_kept_traces
+from perfmodel.trace.trace import StorageKind
 
 if TYPE_CHECKING:
+    from perfmodel.scenario.scenario import Scenario
     from perfmodel.simulate.prediction import Prediction
-    from perfmodel.workload.scenario import Scenario
 
 BATCH_SIZE = "batch.size"
 MICRO_BATCHES = "parallelism.pp.micro_batches"

@@ -14,16 +14,16 @@ from perfmodel.program.pipeline.orders import SPLITTING, check_schedule
 from perfmodel.program.program import PIPELINE, REPLICATE, Members
 from perfmodel.program.ranks import SHARDED
 from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.scenario import (
+from perfmodel.scenario.scenario import (
     FsdpSection,
     MixedPrecisionSection,
     ParallelismSection,
     PipelineSection,
     Scenario,
 )
-from perfmodel.workload.scenario_file import interconnect_in_use
+from perfmodel.scenario.stage_split import pipeline_of
+from perfmodel.scenario.yaml_file import interconnect_in_use
+from perfmodel.trace.kernel_key import optimizer_prefix
 
 LARGEST_NODE = 72  # GPUs that NVLink joins in what is built today
 # Settings of some strategies only, and their strategies.

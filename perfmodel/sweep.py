@@ -22,8 +22,7 @@ from perfmodel.report.figures_of_merit import samples_per_step, throughput_sampl
 from perfmodel.report.memory_text import refusal_text, shortage_text
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
 from perfmodel.report.sweep_text import label
-from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.scenario_file import (
+from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
     assigned_keys,
     interconnect_in_use,
@@ -33,6 +32,7 @@ from perfmodel.workload.scenario_file import (
     parse_yaml,
     refuse_idle,
 )
+from perfmodel.simulate.prediction import Prediction
 
 # Format history
 # 1  first
@@ -135,7 +135,7 @@ def sweep(
     assignments : iterable of str
         ``key=value`` that all configurations share, as ``--set`` takes them.
     device, exact, allow_import
-        As in :func:`~perfmodel.workload.scenario_file.load_question` and :func:`perfmodel.api.predict`.
+        As in :func:`~perfmodel.scenario.yaml_file.load_question` and :func:`perfmodel.api.predict`.
     progress : bool
         Show on stderr what is done, once it takes long; see :mod:`perfmodel.progress`.
 

@@ -33,10 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def empty_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace but the shipped ones is kept or remembered: for tests of what has none."""
-    from perfmodel.workload import trace_store
+    from perfmodel.trace import store
 
     monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-    monkeypatch.setattr(trace_store, "_remembered", OrderedDict())
+    monkeypatch.setattr(store, "_remembered", OrderedDict())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -22,13 +22,13 @@ from perfmodel.hardware.profile import (
     save_profile,
 )
 from perfmodel.report.accuracy import accuracy_card
+from perfmodel.scenario.scenario import ParallelismSection, Scenario
+from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.simulate.step_figures import PART_OF_PHASE
 from perfmodel.support import check_supported
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.scenario import ParallelismSection, Scenario
-from perfmodel.workload.scenario_file import load_scenario
-from perfmodel.workload.trace_file import StorageKind
-from perfmodel.workload.trace_store import get_trace
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.store import get_trace
+from perfmodel.trace.trace import StorageKind
 from tests.places import ROOT
 from tests.refusals import refused
 

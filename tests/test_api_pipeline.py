@@ -13,10 +13,10 @@ from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, Profile, find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
 from perfmodel.report.figures_of_merit import mfu, samples_per_step
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.rank_step import rank_steps, timelines_of
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.scenario import Scenario
+from perfmodel.trace.kernel_key import kernel_key
 
 MICRO_BATCHES = 4
 MESSAGE_BYTES = 1 * 16 * 64 * 4  # one sample of 16 tokens, 64 wide, in fp32

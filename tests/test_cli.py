@@ -16,8 +16,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
 from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.scenario import Scenario
 from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction

@@ -75,7 +75,7 @@ def test_names_come_from_the_code() -> None:
     from calibrate.interconnects import INTERCONNECTS
     from calibrate.stage_names import GENERAL, OTHER_STAGES
     from perfmodel.hardware.profile import catalog_names
-    from perfmodel.workload.families import FAMILIES
+    from perfmodel.scenario.families import FAMILIES
 
     in_question = [
         *FAMILIES,

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.report.accuracy import save_card
-from perfmodel.workload import trace_store
+from perfmodel.trace import store
 from tests.report.test_accuracy import CARD, measurement
 from tests.test_cli import TINY, Asked, asked, failure, folder, run, write_measurement
 
@@ -114,7 +114,7 @@ def test_a_prediction_without_a_cache_is_made_with_a_warning(
 ) -> None:
     """As in a home that may only be read; here a file is in the way of the folder, which stops root too."""
     monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path / "toy.yaml"))
-    monkeypatch.setattr(trace_store, "_remembered", trace_store.OrderedDict())
+    monkeypatch.setattr(store, "_remembered", store.OrderedDict())
     result = run("predict", "toy.yaml", "--set", "batch.size=3", "--set", "hardware.profile=h200-sxm-x2")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0]

@@ -9,7 +9,7 @@ from perfmodel import comparison
 from perfmodel.comparison import predict_measured
 from perfmodel.errors import PerfModelError
 from perfmodel.report.accuracy import accuracy_card
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from tests.test_imports import ROOT
 
 MEASURED = ROOT / "results/one-gpu-node/gpt-small-amp.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from perfmodel.workload.trace_store import cache_directory
+from perfmodel.trace.store import cache_directory
 from tests.places import TESTS
 
 SHIPPED = TESTS.parent / "scenarios" / "gpt2-batch1.yaml"
@@ -24,7 +24,7 @@ def test_home_and_cache_are_the_tests_own() -> None:
 
 
 def test_what_a_test_starts_has_them_too() -> None:
-    command = "from perfmodel.workload.trace_store import cache_directory; print(cache_directory())"
+    command = "from perfmodel.trace.store import cache_directory; print(cache_directory())"
     shown = subprocess.run(
         [sys.executable, "-c", command], cwd=TESTS.parent, capture_output=True, text=True, check=True
     )

@@ -182,8 +182,7 @@ def loaded_after(code: str) -> list[str]:
 
 def test_the_package_and_the_command_line_are_light() -> None:
     assert (
-        loaded_after("import perfmodel, cli, perfmodel.api, perfmodel.workload.scenario_file, perfmodel.report.text")
-        == []
+        loaded_after("import perfmodel, cli, perfmodel.api, perfmodel.scenario.yaml_file, perfmodel.report.text") == []
     )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.program.ranks import optimizer_shares
-from perfmodel.workload.scenario_file import load_scenario
-from perfmodel.workload.trace_file import load_trace
-from perfmodel.workload.trace_store import SHIPPED, find_trace, optimizer_trace_name, trace_name
+from perfmodel.scenario.yaml_file import load_scenario
+from perfmodel.trace.store import SHIPPED, find_trace, optimizer_trace_name, trace_name
+from perfmodel.trace.trace import load_trace
 from tests.places import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

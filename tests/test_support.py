@@ -7,9 +7,9 @@ import pytest
 from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import TransferRecord
+from perfmodel.scenario.scenario import OptimizerSection, Scenario
 from perfmodel.simulate.provenance import assumptions
 from perfmodel.support import check_supported
-from perfmodel.workload.scenario import OptimizerSection, Scenario
 from tests.refusals import refused
 from tests.test_api import RANKS, wired
 

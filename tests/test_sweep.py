@@ -15,10 +15,10 @@ from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import rank_programs
 from perfmodel.progress import what_is_done
+from perfmodel.scenario.yaml_file import load_question
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import SweepResult, parse_vary, sweep
 from perfmodel.units import format_bytes
-from perfmodel.workload.scenario_file import load_question
 from tests.places import ROOT
 from tests.report.synthetic import prediction
 
@@ -212,9 +212,9 @@ def test_all_that_a_shipped_scenario_traces_for_a_strategy_is_shipped(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERFMODEL_CACHE", str(tmp_path))
-    monkeypatch.setattr("perfmodel.workload.trace_store._remembered", OrderedDict())
+    monkeypatch.setattr("perfmodel.trace.store._remembered", OrderedDict())
     for tracer in ("session", "optimizer"):
-        monkeypatch.setitem(sys.modules, f"perfmodel.workload.trace.{tracer}", None)
+        monkeypatch.setitem(sys.modules, f"perfmodel.tracing.{tracer}", None)
     monkeypatch.setattr("perfmodel.program.ranks.data_parallel_program", lambda *_: None)
     monkeypatch.setattr("perfmodel.program.ranks.within_limits", tuple)
     scenario, _ = load_question(SHIPPED_SCENARIO, [f"parallelism.strategy={strategy}"])

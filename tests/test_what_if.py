@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.api import predict
+from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.sweep import parse_vary, sweep
-from perfmodel.workload.scenario_file import load_question, with_assignments
 from tests.places import ROOT
 
 SCENARIOS = ROOT / "scenarios"

@@ -16,8 +16,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.hardware.measurement import BucketLayout
-from perfmodel.workload.models.step import Reducer, make_optimizer
-from perfmodel.workload.scenario import Scenario
+from perfmodel.models.step import Reducer, make_optimizer
+from perfmodel.scenario.scenario import Scenario
 
 
 class Form(Reducer):

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfmodel.workload.scenario import Scenario
+    from perfmodel.scenario.scenario import Scenario
     from validate.data_parallel import Form
 
 FORMS = {

@@ -25,19 +25,12 @@ from torch.distributed import pipelining
 from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import PipelineAction
+from perfmodel.models.stages import boundary_tensors, cut, loss_of
+from perfmodel.models.step import Mark, TrainingStep, build_module, make_inputs, make_optimizer, update
 from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import number_of_parts, pipeline_of
 from perfmodel.units import MS
-from perfmodel.workload.models.stages import boundary_tensors, cut, loss_of
-from perfmodel.workload.models.step import (
-    Mark,
-    TrainingStep,
-    build_module,
-    make_inputs,
-    make_optimizer,
-    update,
-)
-from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
-from perfmodel.workload.scenario import Scenario
 from validate.data_parallel import Ddp
 
 SCHEDULES = {

@@ -13,7 +13,7 @@ import torch
 
 from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE
 from perfmodel.files.writing import replacing, write_atomically
-from perfmodel.workload.models.step import TrainingStep
+from perfmodel.models.step import TrainingStep
 
 MOST_EVENTS = 5_000_000
 

@@ -18,10 +18,10 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
 from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
+from perfmodel.scenario.scenario import FsdpSection
 from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
-from perfmodel.workload.scenario import FsdpSection
 from validate.cases import Case, Split, resolved_scenario
 from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
@@ -29,7 +29,7 @@ from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from perfmodel.workload.scenario import Scenario
+    from perfmodel.scenario.scenario import Scenario
     from validate.worker import Effort
 
 ROOT = Path(__file__).parent.parent

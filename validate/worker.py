@@ -26,17 +26,11 @@ from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, t
 from perfmodel.errors import PerfModelError
 from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.measurement import Measurement, PipelineAction, StepMemory
+from perfmodel.models.build import replace_tensors
+from perfmodel.models.own_code import out_of_memory_passes
+from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer, precision_switches
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.units import format_bytes
-from perfmodel.workload.models.build import replace_tensors
-from perfmodel.workload.models.own_code import out_of_memory_passes
-from perfmodel.workload.models.step import (
-    TrainingStep,
-    build_module,
-    make_inputs,
-    make_optimizer,
-    precision_switches,
-)
-from perfmodel.workload.scenario import Scenario
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
 from validate.data_parallel import Ddp

@@ -19,7 +19,7 @@ from pathlib import Path
 from perfmodel.api import predict
 from perfmodel.hardware.measurement import load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
-from perfmodel.workload.scenario_file import parse_scenario, with_assignments
+from perfmodel.scenario.yaml_file import parse_scenario, with_assignments
 
 FOLDER = Path(__file__).parent / "h100"
 PROFILE = "h200-sxm-x4"

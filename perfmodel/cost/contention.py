@@ -28,7 +28,7 @@ import numpy as np
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect, Role
 from perfmodel.program.program import Program
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 
 LIST = "optimizer"  # many kernels, each placed anew
 

@@ -19,8 +19,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import PIPELINE, REPLICATE, Members
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.scenario_file import interconnect_in_use
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import interconnect_in_use
 
 CONSECUTIVE = ("shard", "reshard", PIPELINE)
 INSIDE_A_NODE = {"nccl": "nvlink", "gloo": "gloo"}  # what `perfmodel calibrate --interconnect` measures, by backend

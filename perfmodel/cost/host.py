@@ -31,23 +31,15 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.host_structure import (
-    BACKWARD,
-    BACKWARD_WEIGHT,
-    BACKWARDS,
-    Piece,
-    Structure,
-    Thing,
-    structure_of,
-)
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import REFERENCE, Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
 from perfmodel.program.shards import offloads
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.scenario import Scenario, workload_of
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment
+from perfmodel.scenario.scenario import Scenario, workload_of
+from perfmodel.trace.host_structure import BACKWARD, BACKWARD_WEIGHT, BACKWARDS, Piece, Structure, Thing, structure_of
+from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.trace import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
 AMP, TF32, NO_GRAD = "amp", "tf32", "no-grad"

@@ -38,7 +38,7 @@ import numpy as np
 from perfmodel.cost.contention import operator_kind
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.profile import Device, Power, PowerKind, Profile
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 EXPONENT = 3
 LOWEST = 0.1  # ratio of clocks; no device goes lower

@@ -26,9 +26,9 @@ import numpy as np
 
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.program.program import PhaseRun, Program
-from perfmodel.program.repeats import renamed_on_repeat
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, Trace
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.storage_reuse import renamed_on_repeat
+from perfmodel.trace.trace import EventKind, Segment, Trace
 
 BLOCK_BYTES = 512  # the caching allocator's granule
 SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does

@@ -19,7 +19,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.roofline import MEMORY_EFFICIENCY
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 
 def memory_sharing(

@@ -15,7 +15,7 @@ from perfmodel.cost.segments import Point, fit_segments, segment_time_s
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 Direction = Literal["h2d", "d2h", "both", "p2p"]
 Memory = Literal["pinned", "pageable"]
@@ -110,7 +110,7 @@ def pinned_copy(operation: Operation) -> Direction | None:
     """The direction of a copy between host and device that the host does not wait for, which takes pinned memory; None
     for whatever else.
 
-    >>> from perfmodel.workload.ops import TensorSpec
+    >>> from perfmodel.trace.operation import TensorSpec
     >>> on_host, on_device = TensorSpec((8,), (1,), "float32", "cpu"), TensorSpec((8,), (1,), "float32")
     >>> keywords = (("device", "cuda"), ("non_blocking", True))
     >>> pinned_copy(Operation("aten._to_copy.default", (on_host,), keywords, (on_device,)))

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import Inserted, PhaseRun, Program
 from perfmodel.program.shards import in_dtype
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind
 
 
 def kept_dtype(editor: Editor, reduced: str | None) -> str | None:

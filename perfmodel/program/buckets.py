@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from perfmodel.trace.operation import TensorSpec
 from perfmodel.units import MIB
-from perfmodel.workload.ops import TensorSpec
 
 FIRST_BUCKET_BYTES = MIB  # only where no cap is given
 DEFAULT_CAP_BYTES = 25 * MIB

@@ -1,6 +1,6 @@
 """What ranks that hold parts of the gradients send before they step over them.
 
-The operators are the trace's (:func:`perfmodel.workload.trace.optimizer.trace_optimizer`). Clipping adds squares of
+The operators are the trace's (:func:`perfmodel.tracing.optimizer.trace_optimizer`). Clipping adds squares of
 norms up over the ranks: what the first power made. A gradient scaler looks for infinities in the rank's own gradients,
 and all skip the step if one found some.
 
@@ -22,9 +22,9 @@ import numpy as np
 from perfmodel.program.dtensors import add_dtensor_calls
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import WAIT, Inserted
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.optimizer_share import CLIP, OPTIMIZER
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.optimizer_share import CLIP, OPTIMIZER
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, StorageKind, Trace
 
 POWER = "aten.pow.Tensor_Scalar"
 UNSCALE = "aten._amp_foreach_non_finite_check_and_unscale_.default"

@@ -25,9 +25,9 @@ from perfmodel.program.fsdp import fsdp
 from perfmodel.program.program import Inserted, Program, single_device_program
 from perfmodel.program.shards import sharing_of
 from perfmodel.program.zero1 import zero1
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, Trace
 
 
 def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:

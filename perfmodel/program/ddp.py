@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from perfmodel.program.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.program.editor import Editor, ready_gradients, vector
 from perfmodel.program.program import HOST, WAIT, Edit, Inserted, PhaseRun, Program, Rebuild
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Segment, StorageKind, Trace, gradient_storages
 from perfmodel.units import MIB
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Segment, StorageKind, Trace, gradient_storages
 
 SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # flat copies in which a wrapped model's state is sent
 COPY_SHARE = 0.5  # of "ddp parameter", which was measured where gradients are copied in and out

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import Inserted
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 AVERAGED = ("float32", "bfloat16")
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import HOST, Inserted
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 
 def add_dtensor_calls(editor: Editor, phase: str, what: str) -> None:

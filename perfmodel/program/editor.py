@@ -19,8 +19,8 @@ from perfmodel.program.program import (
     PhaseRun,
     Program,
 )
-from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
+from perfmodel.trace.operation import Operation, TensorSpec, contiguous_stride
+from perfmodel.trace.trace import EventKind, Segment, StepEvents
 
 COMMUNICATION = 1  # the stream of the data-parallel communicator, or of a pipeline's
 REDUCE = "reduce"  # the phase of what reduces gradients after backward

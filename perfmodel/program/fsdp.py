@@ -32,10 +32,10 @@ from perfmodel.program.fsdp_operators import chunk_cat, foreach_copy, split_copy
 from perfmodel.program.offload import Copies, step_on_host
 from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, Members, PhaseRun, Program
 from perfmodel.program.shards import in_dtype
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, gradient_storages
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, gradient_storages
 
 COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
 

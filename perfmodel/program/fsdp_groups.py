@@ -9,9 +9,9 @@ from typing import NamedTuple
 from perfmodel.program.editor import Editor, vector
 from perfmodel.program.program import Inserted, Members
 from perfmodel.program.shards import Dtypes, in_dtype, offloads, padded_shard_of, replicas_of, resharing_of
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.scenario import FsdpSection, Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind, Trace
+from perfmodel.scenario.scenario import FsdpSection, Scenario
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import EventKind, StorageKind, Trace
 
 ROOT = 0  # the module that all others are in
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.workload.ops import Operation, TensorSpec, contiguous_stride
+from perfmodel.trace.operation import Operation, TensorSpec, contiguous_stride
 
 
 def split_copy(whole: TensorSpec, parts: Sequence[TensorSpec], ranks: int) -> Operation:

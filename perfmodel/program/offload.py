@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Inserted
+from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.trace_file import EventKind, StorageKind
 
 TO_DEVICE, TO_HOST = "copy to device", "copy to host"  # calls
 

@@ -1,6 +1,6 @@
 """The program of one rank: which segments of a trace its host runs, in which order, and what is put between them.
 
-An instruction is a trace event (:class:`~perfmodel.workload.trace_file.EventKind`) or one that a strategy inserts:
+An instruction is a trace event (:class:`~perfmodel.trace.trace.EventKind`) or one that a strategy inserts:
 launches, collectives, and the records and waits by which streams meet. It carries work, never seconds. Repetition is by
 reference, so a step of many micro-batches costs no more memory than one of two.
 """
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, StorageKind, Trace
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, StorageKind, Trace
 
 COMPUTE = 0  # the stream on which operators run
 BY_HOST = -1  # in place of a stream that waits: the host itself, which gives nothing to any stream meanwhile

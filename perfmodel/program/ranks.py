@@ -14,11 +14,11 @@ from perfmodel.program.program import Program
 from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
 from perfmodel.program.size import within_limits
 from perfmodel.program.zero1 import by_dtype, owned_by_rank
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.optimizer_share import Parts, optimizer_on_host, with_optimizer
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
-from perfmodel.workload.trace_store import get_optimizer_trace, get_trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.optimizer_share import Parts, optimizer_on_host, with_optimizer
+from perfmodel.trace.store import get_optimizer_trace, get_trace
+from perfmodel.trace.trace import Trace
 
 SHARDED = ("zero1", "zero2", "zero3")
 

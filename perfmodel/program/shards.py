@@ -8,8 +8,8 @@ from math import prod
 
 from perfmodel.program.editor import vector
 from perfmodel.program.program import REPLICATE, Members
-from perfmodel.workload.ops import TensorSpec, contiguous_stride
-from perfmodel.workload.scenario import ParallelismSection, Scenario
+from perfmodel.scenario.scenario import ParallelismSection, Scenario
+from perfmodel.trace.operation import TensorSpec, contiguous_stride
 
 DTYPE_OF_POLICY = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.limits import MOST_BYTES, MOST_OPERATORS, MOST_PARAMETERS
 from perfmodel.program.program import Program
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents
+from perfmodel.trace.trace import EventKind, Segment, StepEvents
 
 
 class Size(NamedTuple):

@@ -20,9 +20,9 @@ from perfmodel.program.ddp import ddp
 from perfmodel.program.editor import REDUCE, Editor, vector, waits_in_a_row
 from perfmodel.program.program import Inserted, Program
 from perfmodel.program.shards import flat_shard_of
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind, Trace, gradient_storages
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, StorageKind, Trace, gradient_storages
 
 OPTIMIZER = "optimizer"
 

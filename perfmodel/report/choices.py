@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.workload.scenario import workload_digest
+from perfmodel.scenario.scenario import workload_digest
 
 if TYPE_CHECKING:
     from perfmodel.report.accuracy import Case

@@ -11,7 +11,7 @@ from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, rank_shares
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.trace_store import blocks_of_parts
+from perfmodel.trace.store import blocks_of_parts
 
 if TYPE_CHECKING:
     from perfmodel.fitting import Fitting

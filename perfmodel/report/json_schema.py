@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 
 MODELS: dict[str, type[BaseModel]] = {"scenario": Scenario, "profile": Profile, "measurement": Measurement}
 

@@ -13,8 +13,8 @@ from perfmodel.report.memory_text import shortage_text
 from perfmodel.report.pipeline_ranks import largest_rank, with_largest_memory
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
+from perfmodel.trace.trace import StorageKind
 from perfmodel.units import GIB, MS, format_bytes
-from perfmodel.workload.trace_file import StorageKind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

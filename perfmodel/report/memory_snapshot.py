@@ -20,7 +20,7 @@ from perfmodel.simulate.allocator import SegmentEvent, SegmentState
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.request_place import OUTSIDE_STEPS, Caller, callers, step_of
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.trace.trace import StorageKind
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads
 NO_CATEGORY = "unknown"  # the viewer wants one entry of it once categories are used

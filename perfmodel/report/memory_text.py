@@ -10,8 +10,8 @@ from perfmodel.report.pipeline_ranks import largest_rank, on_rank
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.request_place import RequestPlace
+from perfmodel.trace.trace import StorageKind
 from perfmodel.units import format_bytes
-from perfmodel.workload.trace_file import StorageKind
 
 Row = tuple[str, Text | str, str]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.simulate.prediction import KernelUse, Prediction
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation
 
 
 def profiler_name(operation: Operation) -> str:

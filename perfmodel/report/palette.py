@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.trace.trace import StorageKind
 
 OPTIMIZER = "#AA3377"
 FORWARD = "#66CCEE"

@@ -20,10 +20,10 @@ from perfmodel.report.pipeline_ranks import (
     rank_stages,
 )
 from perfmodel.report.text import describe
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import MS, format_seconds, format_share
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.scenario import Scenario
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ import numpy as np
 from perfmodel.program.pipeline.orders import stages_of
 from perfmodel.program.pipeline.programs import PHASES
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_store import blocks_of_parts
+from perfmodel.trace.store import blocks_of_parts
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples

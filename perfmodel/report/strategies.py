@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from perfmodel.report.choices import alike
-from perfmodel.workload.scenario import FsdpSection, ParallelismSection, workload_digest
+from perfmodel.scenario.scenario import FsdpSection, ParallelismSection, workload_digest
 
 if TYPE_CHECKING:
     from perfmodel.report.accuracy import Case

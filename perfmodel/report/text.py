@@ -17,11 +17,11 @@ from perfmodel.report.pipeline_ranks import (
     on_rank,
     rank_shares,
 )
+from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
+from perfmodel.scenario.stage_split import number_of_parts, pipeline_of
 from perfmodel.simulate.prediction import Prediction
+from perfmodel.trace.store import blocks_of_parts
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
-from perfmodel.workload.pipeline_parts import number_of_parts, pipeline_of
-from perfmodel.workload.scenario import EveryK, PipelineSection, Scenario
-from perfmodel.workload.trace_store import blocks_of_parts
 
 BAR_CELLS = 30
 TOP_KERNELS = 8

@@ -17,7 +17,7 @@ from perfmodel.simulate.issuing import Rank
 from perfmodel.simulate.meeting import Clock, World
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, SideKernel, Timeline, spans
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 ALIKE, MOST_STEPS = 1e-4, 64  # ranks' steps differ by no more, of the longest; and of simulated steps
 

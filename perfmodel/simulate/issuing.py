@@ -27,7 +27,7 @@ from perfmodel.simulate.device import Device
 from perfmodel.simulate.items import Item
 from perfmodel.simulate.meeting import RECEIVER, SENDER, Clock, Meeting, World
 from perfmodel.simulate.step_work import StepWork
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 
 class _Mark(NamedTuple):

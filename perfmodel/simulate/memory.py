@@ -18,7 +18,6 @@ import numpy as np
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
-from perfmodel.program.repeats import renamed_on_repeat
 from perfmodel.simulate.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory_actions import (
     Actions,
@@ -32,7 +31,8 @@ from perfmodel.simulate.memory_actions import (
 from perfmodel.simulate.memory_columns import MemoryColumns, MemoryLog, held_after
 from perfmodel.simulate.request_place import OUTSIDE_STEPS, RequestPlace, request_place
 from perfmodel.simulate.temporaries import Script
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+from perfmodel.trace.storage_reuse import renamed_on_repeat
+from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, Trace
 
 MOST_STEADY_STEPS = 4
 

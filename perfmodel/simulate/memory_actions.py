@@ -11,9 +11,9 @@ import numpy as np
 from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import COMPUTE, Edit, Inserted, PhaseRun
 from perfmodel.simulate.temporaries import Script, script_by_rule, uses_cublas, uses_cublaslt
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.simulate.memory_actions import Actions
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.trace.trace import StorageKind
 
 
 class MemoryColumns(NamedTuple):

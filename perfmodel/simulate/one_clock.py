@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.simulate.step_work import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, Timeline, spans
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 
 def simulate_one_clock(program: Program, work: StepWork) -> Timeline:

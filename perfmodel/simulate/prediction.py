@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from perfmodel.cost.power import Clock
     from perfmodel.hardware.profile import Profile
     from perfmodel.program.program import Program
+    from perfmodel.scenario.scenario import Scenario
     from perfmodel.simulate.memory import MemoryTimeline
-    from perfmodel.workload.scenario import Scenario
 
 
 @dataclass(frozen=True)

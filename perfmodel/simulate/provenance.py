@@ -17,10 +17,10 @@ from perfmodel.hardware.profile import Profile
 from perfmodel.program.fsdp_groups import blocks_of
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.shards import offloads
+from perfmodel.scenario.scenario import FsdpSection, Scenario
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
-from perfmodel.workload.scenario import FsdpSection, Scenario
 
 if TYPE_CHECKING:
     from perfmodel.simulate.memory import MemoryTimeline

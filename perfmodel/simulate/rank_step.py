@@ -20,12 +20,12 @@ from perfmodel.hardware.interconnect import Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Collective, Program
 from perfmodel.program.ranks import RankProgram
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate, simulate_together
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.step_figures import bubble_of_busy
 from perfmodel.simulate.step_work import StepWork, launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.workload.scenario import Scenario
 
 
 class RankStep:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.program.program import PhaseRun, Program
-from perfmodel.workload.trace_file import EventKind, StepEvents, StorageKind, Trace
+from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, Trace
 
 OUTSIDE_STEPS = ("model", "wrapping")  # parts of the memory walk that run no operators
 
@@ -32,7 +32,7 @@ class RequestPlace:
     step : int
         Counted from 1; 0 before the first step, and after a step for what is asked for between two.
     phase : str
-        As of :class:`~perfmodel.workload.trace_file.Segment`; empty outside of steps.
+        As of :class:`~perfmodel.trace.trace.Segment`; empty outside of steps.
     micro_batch : int
         From 0; -1 where the phase has none.
     operator, module : str

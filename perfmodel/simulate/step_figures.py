@@ -13,7 +13,7 @@ from perfmodel.cost.kernels.work import model_flops
 from perfmodel.program.program import Program
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 
 # Which part of the step a phase's device time is counted in.
 PART_OF_PHASE = {

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.program.program import COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the compute stream, the start of a phase
 

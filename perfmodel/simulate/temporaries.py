@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from perfmodel.trace.kernel_key import MATMULS
+from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import DTYPE_BYTES
-from perfmodel.workload.keys import MATMULS
-from perfmodel.workload.ops import Operation, TensorSpec
 
 Script = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from bench.estimate_cases import cases
 from bench.estimates import Row, main, predicted, with_samples
 from perfmodel.cost.kernels import dependent_steps
 from perfmodel.hardware.profile import find_profile, load_profile
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 from tests.places import ROOT
 
 MEASURED = ROOT / "bench" / "results" / "estimates-h200.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
+from perfmodel.trace.operation import Argument, Operation, TensorSpec
 
 
 def t(text: str) -> TensorSpec:

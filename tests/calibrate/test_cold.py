@@ -8,7 +8,7 @@ import torch
 from calibrate import cold
 from calibrate.cold import ColdCall, addressed_bytes, rounds_needed
 from calibrate.materialise import materialise
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 from tests.calibrate.operations import OPERATIONS, op, t
 
 MB = 1_000_000

@@ -19,8 +19,8 @@ from perfmodel.cost.segments import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
 from perfmodel.hardware.profile import Device, HostRecord, Profile, find_profile, load_profile, save_profile
-from perfmodel.workload import families
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario import families
+from perfmodel.scenario.scenario import Scenario
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ from calibrate.coupling import KIND_OF_KERNEL
 from calibrate.jobs import job
 from calibrate.materialise import materialise
 from calibrate.own_contention import OwnKernel
+from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import MIB
-from perfmodel.workload.ops import Operation, TensorSpec
 
 SECONDS = [5e-6, 25e-6, 116e-6, 9e-4, 2.7e-3, 8e-3, 0.06]
 

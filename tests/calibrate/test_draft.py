@@ -15,7 +15,7 @@ from calibrate.jobs import Job
 from calibrate.timing import Samples
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, KernelRecord, Profile, save_profile
-from perfmodel.workload.ops import Operation, TensorSpec, decode_operation, encode_operation
+from perfmodel.trace.operation import Operation, TensorSpec, decode_operation, encode_operation
 
 TENSOR = TensorSpec((8, 8), (8, 1), "float32")
 ROW: dict[str, Any] = {

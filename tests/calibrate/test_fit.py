@@ -11,7 +11,7 @@ from perfmodel.cost.kernels.curves import curve_time_s, predict_time_s
 from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Calls, form_time_s
 from perfmodel.hardware.profile import Device, KernelRecord
-from perfmodel.workload.keys import kernel_key
+from perfmodel.trace.kernel_key import kernel_key
 
 GPU = Device(kind="cuda", name="GPU", memory_bytes=140 << 30, multiprocessors=132, l2_bytes=60 << 20)
 MEMORY = {

@@ -15,7 +15,7 @@ from calibrate.jobs import job
 from calibrate.materialise import materialise
 from calibrate.measuring import Bench
 from calibrate.session import calibrate
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 from tests.calibrate.operations import OPERATIONS, op, t
 
 pytestmark = pytest.mark.gpu

@@ -10,8 +10,8 @@ from perfmodel.cost.kernels.classify import CLASSES, classify
 from perfmodel.cost.kernels.features import features_of
 from perfmodel.cost.kernels.work import arithmetic_kind
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import TensorSpec
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import TensorSpec
 
 GPU = Device(kind="cuda", name="GPU", memory_bytes=140 << 30, multiprocessors=132, l2_bytes=60 << 20)
 CPU = Device(kind="cpu", name="CPU", memory_bytes=8 << 30)

@@ -15,13 +15,13 @@ from calibrate.host_records import Case, call_records, node_records
 from calibrate.host_reference import HostReference
 from calibrate.host_timing import OperatorTimes, Seen, Work, observe
 from perfmodel.cost.host import host_costs, list_key
-from perfmodel.cost.host_structure import structure_of
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import single_device_program
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace import trace_step
-from perfmodel.workload.trace_file import Parameter, Trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.host_structure import structure_of
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import Parameter, Trace
+from perfmodel.tracing import trace_step
 
 US = 1e-6
 NO_OPERATORS = OperatorTimes("cuda", None)  # asks for no reference, since it times nothing

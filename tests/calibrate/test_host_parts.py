@@ -16,9 +16,9 @@ from perfmodel.cost.host import host_costs
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import Trace
-from perfmodel.workload.trace_store import get_part_trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.trace import Trace
 
 US = 1e-6
 KNOWN = {"reference": HostRecord(time_s=1e-3)}

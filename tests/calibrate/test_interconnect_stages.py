@@ -26,8 +26,8 @@ from perfmodel.hardware.interconnect import (
 )
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import Collective
+from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import KIB
-from perfmodel.workload.ops import Operation, TensorSpec
 
 QUICK = Request(
     "gloo",

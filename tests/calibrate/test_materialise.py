@@ -10,8 +10,8 @@ from calibrate.jobs import program_jobs
 from calibrate.materialise import materialise, resolve
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.calibrate.operations import OPERATIONS, op, t
 
 REPEATS = 300

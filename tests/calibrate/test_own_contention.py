@@ -16,9 +16,9 @@ from calibrate.own_contention import (
 )
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.program.program import Program
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.simulate.steps import ops, program_of
 
 

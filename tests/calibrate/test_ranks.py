@@ -13,7 +13,7 @@ from calibrate import ranks
 from calibrate.interconnects import backend_of
 from calibrate.ranks import Alone, Launch, Ranks
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from validate.overlap import TRACED_STEPS
 from validate.run import measure
 from validate.worker import Effort, Request, of_rank

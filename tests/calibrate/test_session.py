@@ -33,8 +33,8 @@ from perfmodel.hardware.profile import (
 )
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.kernel_key import kernel_key
 from tests.calibrate.operations import op, t
 
 GRID = [op("mm.default", t(f"float32[8,{n}]"), t(f"float32[{n},8]")) for n in (4, 8, 12, 16, 20, 24)]
@@ -431,7 +431,7 @@ def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
 
 
 def test_program_jobs_are_distinct_device_operators() -> None:
-    from perfmodel.workload.trace_store import get_trace
+    from perfmodel.trace.store import get_trace
 
     jobs = program_jobs(single_device_program(get_trace(scenario())), matmul_tf32=True)
     assert len({item.key for item in jobs}) == len(jobs)

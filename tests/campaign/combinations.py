@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from pydantic import BaseModel
 
-from perfmodel.workload.scenario import (
+from perfmodel.scenario.scenario import (
     FsdpSection,
     MixedPrecisionSection,
     ModelSection,

@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 
 from perfmodel.hardware.profile import CATALOG
-from perfmodel.workload import trace_store
-from perfmodel.workload.scenario_file import parse_scenario
-from perfmodel.workload.trace_store import SHIPPED, trace_name
+from perfmodel.scenario.yaml_file import parse_scenario
+from perfmodel.trace import store
+from perfmodel.trace.store import SHIPPED, trace_name
 from tests.places import ROOT
 
 FEW = 5
@@ -139,7 +139,7 @@ def _trace_name(scenario: str) -> str:
 
 def cached_path(scenario: str) -> Path:
     """Where the cache keeps the trace of that scenario, below ``$PERFMODEL_CACHE/traces``."""
-    return Path("traces", trace_store._cached_paths(_trace_name(scenario))[0].name)
+    return Path("traces", store._cached_paths(_trace_name(scenario))[0].name)
 
 
 def _import(name: str) -> Any:

@@ -21,7 +21,7 @@ from unittest import mock
 from click.testing import CliRunner, Result
 
 import cli
-from perfmodel.workload import trace_store
+from perfmodel.trace import store
 from tests.campaign.commands import CACHED, Example
 from tests.campaign.documents import ROOT, cached_path, lay
 
@@ -90,8 +90,8 @@ def _own_cache(wanted: bool) -> Iterator[None]:
     with ExitStack() as stack:
         if wanted:
             stack.enter_context(mock.patch.dict(os.environ, {"PERFMODEL_CACHE": CACHED}))
-            stack.enter_context(mock.patch.object(trace_store, "SHIPPED", Path("nowhere")))
-            stack.enter_context(mock.patch.object(trace_store, "_remembered", OrderedDict()))
+            stack.enter_context(mock.patch.object(store, "SHIPPED", Path("nowhere")))
+            stack.enter_context(mock.patch.object(store, "_remembered", OrderedDict()))
         yield
 
 

@@ -23,7 +23,7 @@ def nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LOADED_FIRST:
         importlib.import_module(name)
     for name in ("session", "optimizer", "part"):
-        monkeypatch.setitem(sys.modules, f"perfmodel.workload.trace.{name}", None)
+        monkeypatch.setitem(sys.modules, f"perfmodel.tracing.{name}", None)
 
 
 @pytest.mark.usefixtures("nothing_is_traced")

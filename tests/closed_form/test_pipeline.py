@@ -13,7 +13,7 @@ from perfmodel.closed_form.formulas import find_formula, lambdified
 from perfmodel.closed_form.pipeline import expressions, micro_batches, symbols
 from perfmodel.errors import PerfModelError
 from perfmodel.program.pipeline.schedules import Action, check_schedule, rank_actions
-from perfmodel.workload.scenario import Schedule
+from perfmodel.scenario.scenario import Schedule
 from tests.program.pipeline.executor import makespan, run
 
 S = symbols()

@@ -18,9 +18,9 @@ from perfmodel.closed_form.sharding import Collective, expressions, sent_bytes, 
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, Program
 from perfmodel.program.ranks import RankProgram, rank_programs
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.trace.trace import StorageKind
 from tests.program.recorded_fsdp import Model, Variant, record_steps
 
 S = symbols()

@@ -9,12 +9,12 @@ from perfmodel.closed_form.formulas import lambdified
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Program
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
 
 PARAMETERS, ELEMENTS = 48, 2**18  # of 1 MiB each
 GRADIENT_BYTES = PARAMETERS * 4 * ELEMENTS

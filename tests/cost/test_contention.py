@@ -13,9 +13,9 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import Collective
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario_file import load_scenario
+from perfmodel.scenario.yaml_file import load_scenario
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.places import ROOT
 from tests.simulate.steps import ops, program_of
 

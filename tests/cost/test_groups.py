@@ -13,8 +13,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import Members
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.scenario import Scenario
 from tests.refusals import refused
 
 DEVICE = Device(

@@ -18,14 +18,14 @@ from perfmodel.cost.host import (
     paced_by_host,
     piece_key,
 )
-from perfmodel.cost.host_structure import UNIT_CALLS, structure_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import HOST, Edit, Inserted, Program, single_device_program
-from perfmodel.workload.keys import optimizer_prefix
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.trace.host_structure import UNIT_CALLS, structure_of
+from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
 
 US = 1e-6
 OPERATIONS = ("view", "mm", "_to_copy", "add", "mul", "sum")

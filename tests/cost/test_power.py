@@ -19,10 +19,10 @@ from perfmodel.cost.power import (
     power_kind,
 )
 from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, PowerLoop, PowerReading, Profile
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_store import get_trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.store import get_trace
 
 IDLE_W, LIMIT_W = 100.0, 700.0
 DEVICE = Device(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from perfmodel.cost import residency
 from perfmodel.cost.residency import resident_shares
 from perfmodel.program.program import Edit, Inserted, Program, single_device_program
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 Event = tuple[EventKind, int, int, dict[int, int]]  # kind, a, b, bytes touched by storage
 SCALE = 1024  # of bytes, so that rounding of blocks does not matter

@@ -9,7 +9,7 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.roofline import MEMORY_EFFICIENCY
 from perfmodel.cost.sharing import memory_sharing
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 COPY = 0
 OPERATIONS = [Operation(f"aten.op{number}.default") for number in range(4)]

@@ -9,7 +9,7 @@ from perfmodel.cost.transfers import CURVE_SPREAD, has_transfers, pinned_copy, t
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.hardware.profile import Device, Profile
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.refusals import refused
 
 MIB = 2**20

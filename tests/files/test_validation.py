@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from perfmodel.files.validation import sentence_of, shortened
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 
 LISTS = "`perfmodel schema scenario` says what each key takes."
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.api import predict
+from perfmodel.scenario.yaml_file import load_question
 from perfmodel.simulate.memory import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
-from perfmodel.workload.scenario_file import load_question
-from perfmodel.workload.trace_store import only_kept_traces
+from perfmodel.trace.store import only_kept_traces
 from tests.places import ROOT
 
 GOLDENS = Path(__file__).parent / "predictions.json"

@@ -15,7 +15,7 @@ from perfmodel.cost.kernels.features import FORMS
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.curve_forms import LAYOUTS
 from perfmodel.hardware.profile import CATALOG, load_profile
-from perfmodel.workload.scenario_file import with_assignments
+from perfmodel.scenario.yaml_file import with_assignments
 
 NAN, INFINITY = float("nan"), float("inf")
 Change = Callable[[dict[str, Any]], None]

@@ -16,9 +16,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.settings import EFFECTS, SETTINGS, settings_table
+from perfmodel.scenario.scenario import HardwareSection, Scenario
+from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.what_if import figures
-from perfmodel.workload.scenario import HardwareSection, Scenario
-from perfmodel.workload.scenario_file import load_question, with_assignments
 from tests.places import ROOT
 from tests.refusals import refused
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
 
 SIZES = (100, 300, 50)  # elements of parameters 0, 1, 2; gradients become ready as 2, 0, 1
 READY = (2, 0, 1)

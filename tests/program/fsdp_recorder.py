@@ -20,10 +20,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfmodel.workload.trace.memory import StorageLedger
-from perfmodel.workload.trace.recorder import Traits
-from perfmodel.workload.trace.tables import flat
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
+from perfmodel.tracing.interning import flat
+from perfmodel.tracing.recorder import Traits
+from perfmodel.tracing.storages import StorageLedger
 
 COMPUTE = "compute"
 

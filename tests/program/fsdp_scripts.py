@@ -20,9 +20,9 @@ from perfmodel.program.editor import COMMUNICATION
 from perfmodel.program.fsdp import COPY_IN, GATHER, REDUCE, SCATTER
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind, gradient_storages
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, StorageKind, gradient_storages
 from tests.program.fsdp_recorder import Record
 from tests.program.recorded_fsdp import TOKENS, VOCABULARY, Variant, record_steps
 

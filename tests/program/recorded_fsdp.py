@@ -26,7 +26,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.workload.trace.illusion import patched
+from perfmodel.tracing.fake_cuda import patched
 from tests.program.fsdp_recorder import DeviceHandle, Record, Recorder, Stream
 
 VOCABULARY, WIDTH, INNER = 11, 6, 10

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.trace_file import EventKind, StorageKind
+from perfmodel.trace.trace import EventKind, StorageKind
 from tests.program.fsdp_scripts import rounded, tiny
 
 POLICIES = [{"param": "bf16", "reduce": "fp32"}, {"reduce": "bf16"}, {"param": "fp16", "reduce": "fp32"}]

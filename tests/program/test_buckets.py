@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from perfmodel.models.build import build_module, make_inputs
+from perfmodel.models.step import TrainingStep, make_optimizer
 from perfmodel.program.buckets import assign_buckets, bucket_limits
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.ddp import ddp_buckets
-from perfmodel.workload.models.build import build_module, make_inputs
-from perfmodel.workload.models.step import TrainingStep, make_optimizer
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace import trace_step
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.tracing import trace_step
 
 GPT = {"family": "gpt", "layers": 3, "width": 256, "heads": 4, "ffn_width": 1024, "vocabulary": 2000}
 GPT2 = {"family": "gpt2", "layers": 2, "width": 128, "heads": 4, "ffn_width": 512, "vocabulary": 5000}

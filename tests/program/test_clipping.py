@@ -14,8 +14,8 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, COMPUTE, HOST, WAIT
 from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.trace_file import EventKind, Trace
-from perfmodel.workload.trace_store import get_optimizer_trace, get_trace
+from perfmodel.trace.store import get_optimizer_trace, get_trace
+from perfmodel.trace.trace import EventKind, Trace
 from tests.program.fsdp_scripts import first_step, ours, program, recorded, tiny, torchs, variant_of
 
 VARIANTS: list[dict[str, Any]] = [

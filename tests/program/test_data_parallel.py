@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import COLLECTIVE
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 from tests.program.forms import READY, SIZES, program, scenario, spelt, trace
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Inserted
-from perfmodel.units import MIB
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.trace_file import (
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import (
     EventKind,
     Parameter,
     Segment,
@@ -21,6 +20,7 @@ from perfmodel.workload.trace_file import (
     Trace,
     gradient_storages,
 )
+from perfmodel.units import MIB
 from tests.program.forms import program, scenario, spelt, trace
 
 

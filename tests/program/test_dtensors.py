@@ -11,8 +11,8 @@ import pytest
 from perfmodel.program.dtensors import add_dtensor_calls
 from perfmodel.program.editor import Editor
 from perfmodel.program.program import COLLECTIVE, HOST, Members, Program, single_device_program
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.trace_file import EventKind, Parameter
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import EventKind, Parameter
 from tests.program.forms import trace
 from tests.program.recorded_fsdp import Variant
 from tests.program.test_fsdp import program

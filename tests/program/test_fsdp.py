@@ -12,7 +12,7 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.shards import padded_shard_of
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.trace_file import StorageKind
+from perfmodel.trace.trace import StorageKind
 from tests.program.fsdp_scripts import first_step, ours, program, recorded, rounded, tiny, torchs, variant_of
 
 VARIANTS: list[dict[str, Any]] = [

@@ -14,10 +14,10 @@ from perfmodel.program.offload import TO_DEVICE, TO_HOST
 from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.shards import padded_shard_of, shard_of
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
+from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind
 from tests.program.fsdp_scripts import rounded, tiny
 from tests.refusals import refused
 

@@ -7,8 +7,8 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import optimizer_shares
 from perfmodel.program.shards import shard_of
-from perfmodel.workload.ops import TensorSpec, contiguous_stride
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import TensorSpec, contiguous_stride
 
 SHAPES = [(64, 3), (17,), (33, 5), (40, 2, 2), (1000,), (12,)]
 

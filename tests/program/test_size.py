@@ -9,9 +9,9 @@ from perfmodel.program import size
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.size import size_of, within_limits
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.scenario_file import load_question
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import load_question
+from perfmodel.trace.trace import EventKind
 from tests.test_imports import ROOT
 
 SHIPPED = ROOT / "scenarios"

@@ -15,10 +15,10 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, WAIT
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.zero1 import owned_by_rank, partition
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, StorageKind
-from perfmodel.workload.trace_store import get_trace
+from perfmodel.trace.store import get_trace
+from perfmodel.trace.trace import EventKind, StorageKind
 
 
 def scenario(ranks: int, strategy: str = "zero1", **parallelism: object) -> Scenario:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.program.program import BY_HOST, COLLECTIVE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.operation import Argument, Operation, TensorSpec
+from perfmodel.trace.trace import EventKind
 from tests.places import TESTS
 from tests.program.fsdp_scripts import STREAMS
 

@@ -9,14 +9,14 @@ import numpy as np
 from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import single_device_program
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan, Timeline
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 from perfmodel.units import US
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 MIB = 2**20
 SQUARE = TensorSpec.parse("float32[8,8]")

@@ -14,8 +14,8 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.report.chrome_trace import CLOCKS, chrome_trace, host_calls, save_chrome_trace
 from perfmodel.simulate.timeline import SideKernel
+from perfmodel.trace.operation import Operation
 from perfmodel.units import US
-from perfmodel.workload.ops import Operation
 from tests.report.pipelines import pipeline
 from tests.report.synthetic import prediction
 

@@ -19,10 +19,10 @@ from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
 from perfmodel.report.diff import CONCURRENT, DiffRow, diff_with_trace
 from perfmodel.report.diff_text import diff_report
 from perfmodel.report.text import rendered
+from perfmodel.scenario.yaml_file import load_question, parse_scenario
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import SideKernel
 from perfmodel.units import US
-from perfmodel.workload.scenario_file import load_question, parse_scenario
 from tests.report.pipelines import pipeline
 from tests.report.synthetic import prediction
 

@@ -15,7 +15,7 @@ from perfmodel.report.accuracy import Card, accuracy_card
 from perfmodel.report.accuracy_plots import save_accuracy_plots
 from perfmodel.report.strategies import strategy_groups
 from perfmodel.report.strategies_plots import plot_strategies
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from tests.report.measured import measured
 from tests.report.test_strategies import case
 from tests.report.test_strategies_text import GROUP

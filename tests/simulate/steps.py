@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.program.program import Program, single_device_program
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Trace
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Trace
 
 
 def program_of(*phases: tuple[str, int, list[tuple[EventKind, int]]], accumulation: int = 1) -> Program:

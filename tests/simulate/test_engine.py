@@ -15,7 +15,7 @@ from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.step_work import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 from .steps import ops, program_of
 

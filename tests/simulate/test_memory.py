@@ -13,9 +13,9 @@ from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Pr
 from perfmodel.program.program import Edit, Inserted, Program, Rebuild, single_device_program
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.memory_actions import Actions, with_inserted
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 from tests.places import TESTS
 
 MIB = 2**20

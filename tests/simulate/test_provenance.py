@@ -15,6 +15,7 @@ from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupl
 from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.provenance import (
     Talk,
@@ -31,8 +32,7 @@ from perfmodel.simulate.provenance import (
     unsteady_warnings,
 )
 from perfmodel.simulate.timeline import Communication
-from perfmodel.workload.scenario_file import load_question, with_assignments
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 from tests.report.synthetic import prediction, profile, timeline
 from tests.test_imports import ROOT
 

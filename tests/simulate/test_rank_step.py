@@ -9,8 +9,8 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.hardware.profile import Cache, Device, Profile
 from perfmodel.program.program import Program, single_device_program
 from perfmodel.simulate.rank_step import _durations_s
-from perfmodel.workload.ops import Operation
-from perfmodel.workload.trace_file import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 CAPACITY = 1000.0
 WARM_S, COLD_S, MISS_S = 10e-6, 30e-6, 1e-6

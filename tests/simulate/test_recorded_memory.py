@@ -7,9 +7,9 @@ import pytest
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.trace_file import EventKind
-from tests.workload.trace.recordings import recorded, traced
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.trace import EventKind
+from tests.tracing.recordings import recorded, traced
 
 MIB = 2**20
 TRANSFORMERS = [

@@ -12,10 +12,10 @@ from itertools import pairwise
 import pytest
 
 from perfmodel.program.ranks import RankProgram, rank_programs
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.allocator import BLOCK_BYTES, CachingAllocator
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
 from perfmodel.simulate.memory_columns import MemoryColumns
-from perfmodel.workload.scenario import Scenario
 from tests.places import TESTS
 from tests.simulate.replays import recorded_places, recorded_segments, replay
 from tests.simulate.test_recorded_memory import MIB, h200

@@ -15,7 +15,7 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Edit, Inserted, Program
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.timeline import SideKernel, Timeline
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.trace.trace import EventKind
 
 from .steps import ops, program_of
 from .streams import FAST_HOST, INF, near, reduce_async, run, with_edits

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from calibrate.ranks import join, telling
-from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
-from perfmodel.workload.scenario import Scenario
+from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
+from perfmodel.scenario.scenario import Scenario
 from validate.forms import make_form
 
 REPLICATED = ("naive", "flat", "overlap", "ddp")

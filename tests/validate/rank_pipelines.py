@@ -11,7 +11,7 @@ import torch
 
 from calibrate.ranks import join, telling
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from validate.pipelines import PipelineStep, own_parts
 
 RANKS = 2

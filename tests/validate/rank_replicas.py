@@ -8,7 +8,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from calibrate.ranks import join, telling
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from validate.pipelines import PipelineStep, own_parts
 
 STAGES, DP, MICRO_BATCHES = 2, 2, 4

@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, save_profile
-from perfmodel.workload.scenario import Scenario, Schedule, workload_of
+from perfmodel.scenario.scenario import Scenario, Schedule, workload_of
 from validate.cases import HERE, choose_cases, load, resolved_scenario
 
 ONE_GPU = load(HERE / "one-gpu.yaml")

@@ -9,7 +9,7 @@ import torch
 
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.program.ddp import ddp_buckets
-from perfmodel.workload.trace_store import get_trace
+from perfmodel.trace.store import get_trace
 from tests.places import ROOT
 
 SCRIPT = Path(__file__).parent / "rank_gradients.py"

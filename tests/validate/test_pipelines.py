@@ -13,13 +13,13 @@ import torch
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement, save_measurement
+from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.program.pipeline.orders import SPLITTING, Compute
 from perfmodel.program.pipeline.schedules import rank_actions
 from perfmodel.program.program import COLLECTIVE
 from perfmodel.program.ranks import rank_programs
-from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.trace.trace import EventKind
 from tests.places import ROOT
 from tests.refusals import refused
 from validate.pipelines import SEED

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from perfmodel.workload.models.step import TrainingStep, build_module, make_inputs, make_optimizer
-from perfmodel.workload.scenario import Scenario
+from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
+from perfmodel.scenario.scenario import Scenario
 from validate.recording import AllocatorHistory, record_trace
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement, StepMemory, load_measurement
-from perfmodel.workload.scenario import Scenario
+from perfmodel.scenario.scenario import Scenario
 from tests.refusals import refused
 from validate import run
 from validate.cases import Case, resolved_scenario

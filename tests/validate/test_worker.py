@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.ranks import Alone
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Scenario, workload_of
+from perfmodel.scenario.scenario import Scenario, workload_of
 from validate import worker
 from validate.worker import Effort, Request, measure_here
 

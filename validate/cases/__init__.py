@@ -14,9 +14,9 @@ from typing import Any, Literal, get_args
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files.validation import shortened
-from perfmodel.workload import families
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.scenario_file import load_scenario, on_device, parse_scenario, read_yaml
+from perfmodel.scenario import families
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import load_scenario, on_device, parse_scenario, read_yaml
 
 HERE = Path(__file__).parent
 KEYS = ("name", "split", "class", "scenario")
@@ -65,7 +65,7 @@ def choose_cases(
     ----------
     path : Path
         A list of cases or a scenario.
-    assignments, device : as in :func:`perfmodel.workload.scenario_file.load_question`
+    assignments, device : as in :func:`perfmodel.scenario.yaml_file.load_question`
         A list of cases takes no assignments.
     only : sequence of str
         Names of the cases to keep; all if empty.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 CLASSES = (
     "gemm", "attention_forward", "attention_backward", "pointwise", "pointwise_transcendental", "row_forward",

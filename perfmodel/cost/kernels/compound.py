@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perfmodel.workload.ops import Argument, Operation, TensorSpec, contiguous_stride
+from perfmodel.trace.operation import Argument, Operation, TensorSpec, contiguous_stride
 
 MEAN, SUM = 1, 2  # at::Reduction; 0: none
 

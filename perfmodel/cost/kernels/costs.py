@@ -20,8 +20,8 @@ from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_
 from perfmodel.cost.residency import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
 from perfmodel.hardware.profile import Device, KernelRecord, Profile
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation
 
 WORSE: tuple[CurveSource, ...] = ("curve", "extrapolated", "estimated")
 Known = dict[Operation, KernelCost]

@@ -14,7 +14,7 @@ from perfmodel.cost.kernels.features import FORMS, Features, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, form_time_s
 from perfmodel.cost.kernels.kriging import Correction, from_parameters, places_of
 from perfmodel.hardware.profile import CurveRecord, Device
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 NORMAL_P90 = 1.645  # 90 % of a normal distribution lie within so many standard deviations
 LEAST_SPREAD = 0.01

@@ -21,8 +21,8 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.splitting import THREADS_PER_MULTIPROCESSOR, WARP
 from perfmodel.cost.kernels.work import footprint_bytes, row_pairs
 from perfmodel.hardware.profile import Device
+from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import DTYPE_BYTES
-from perfmodel.workload.ops import Operation, TensorSpec
 
 CACHE_WAIT_S = 155e-9  # for a load from the second-level cache: cumsum of 5120 rows, 797 us
 MEMORY_WAIT_S = 350e-9  # cumsum of 1024 rows of 65,536, 459 us; cummax of 8192 rows, 3.2 ms

@@ -33,7 +33,7 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.forms import parameter_key
 from perfmodel.cost.kernels.roofline import busy_time_s
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 if TYPE_CHECKING:
     from perfmodel.cost.kernels.features import Features

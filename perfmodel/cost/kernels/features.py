@@ -32,8 +32,8 @@ from perfmodel.cost.kernels.work import (
     written_bytes,
 )
 from perfmodel.hardware.profile import Device
+from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import DTYPE_BYTES
-from perfmodel.workload.ops import Operation, TensorSpec
 
 _FORMS = (POINTWISE, PLACED, ROWS, COLUMNS, FULL_REDUCTIONS, SCATTER, LISTS, GEMM, CONVOLUTION, ATTENTION)
 FORMS: dict[str, Form] = {form.name: form for form in _FORMS}

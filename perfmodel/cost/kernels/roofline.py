@@ -12,7 +12,7 @@ from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.work import arithmetic_kind, gemm_sizes, least_bytes, physical_flops
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 # Sustained shares of dense peaks on random data. Sources: A100 0.78-0.85, H100 0.62-0.75, H200 0.78-0.81 for large bf16
 # products; attention kernels' published rates; HBM 0.88-0.93 for large copies, less for the sizes of activations.

@@ -29,7 +29,7 @@ from perfmodel.cost.kernels.work import footprint_bytes
 from perfmodel.cost.residency import held_share
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.hardware.profile import Profile
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 LIMITED = 0.5  # of the rate that well-tuned kernels sustain
 SCALED_SPREAD = 0.2  # standard deviation, of the logarithm of how many times as long a kernel takes

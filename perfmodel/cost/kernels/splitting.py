@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from perfmodel.cost.kernels.work import is_list, tensors_of
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.operation import Operation
 
 CHUNK_ELEMENTS = 65536
 # Tensors that one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 4 KiB of arguments.

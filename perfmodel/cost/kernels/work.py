@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from perfmodel.cost.kernels.classify import classify
+from perfmodel.trace.kernel_key import uses_tf32
+from perfmodel.trace.operation import Argument, Operation, TensorSpec
 from perfmodel.units import DTYPE_BYTES
-from perfmodel.workload.keys import uses_tf32
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
 
 _KIND_OF_DTYPE = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp32", "complex64": "fp32",

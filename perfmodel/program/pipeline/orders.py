@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.workload.scenario import Schedule
+from perfmodel.scenario.scenario import Schedule
 
 ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
 THERE_AND_BACK: tuple[Schedule, ...] = ("zbv-zero-bubble", "dualpipev")

@@ -42,13 +42,13 @@ from perfmodel.program.program import (
     Program,
 )
 from perfmodel.program.size import within_limits
-from perfmodel.workload.joined_traces import join
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.optimizer_share import with_optimizer
-from perfmodel.workload.pipeline_parts import pipeline_of
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import EventKind, Segment, Trace
-from perfmodel.workload.trace_store import get_optimizer_trace, get_part_trace
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import pipeline_of
+from perfmodel.trace.join import join
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.optimizer_share import with_optimizer
+from perfmodel.trace.store import get_optimizer_trace, get_part_trace
+from perfmodel.trace.trace import EventKind, Segment, Trace
 
 PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"

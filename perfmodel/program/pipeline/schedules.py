@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from perfmodel.program.pipeline.orders import Compute, Turn, check_schedule, stages_of, turns_of
-from perfmodel.workload.scenario import Schedule
+from perfmodel.scenario.scenario import Schedule
 
 __all__ = [
     "Action",

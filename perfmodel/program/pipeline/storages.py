@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.workload.trace_file import EventKind, Storage, StorageKind, Trace, gradient_storages
+from perfmodel.trace.trace import EventKind, Storage, StorageKind, Trace, gradient_storages
 
 TRACED = 2  # micro-batches
 

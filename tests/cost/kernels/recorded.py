@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.places import TESTS
 
 STEPS = sorted((TESTS / "data" / "cuda_steps").glob("*.json.gz"))

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from perfmodel.cost.kernels.classify import CLASSES, classify
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.cost.kernels.recorded import STEPS, recorded_operations
 
 MATRIX = TensorSpec.parse("float32[64,32]")

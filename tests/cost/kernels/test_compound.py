@@ -1,7 +1,7 @@
 import pytest
 
 from perfmodel.cost.kernels.compound import kernels_of
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 X = TensorSpec.parse("float32[64,32]")
 ROWS = TensorSpec.parse("float32[64]")

@@ -9,8 +9,8 @@ from perfmodel.cost.kernels.cost import KernelCost
 from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation, TensorSpec
 
 X = tensor("float32", 1000, 1000)
 ADD, NEG, MM = calls.binary("add.Tensor", X, X), calls.unary("neg.default", X), calls.mm("float32", 512, 512, 512)

@@ -7,7 +7,7 @@ import pytest
 from calibrate.calls import tensor
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Argument, Operation, TensorSpec
+from perfmodel.trace.operation import Argument, Operation, TensorSpec
 
 H200 = Device(
     kind="cuda",

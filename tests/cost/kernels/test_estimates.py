@@ -11,7 +11,7 @@ from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
 from perfmodel.hardware.profile import Device, Profile, find_profile, load_profile
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 MANY = tensor("float32", 50_331_648)  # 201 MB: four times the cache
 X = tensor("float32", 5120, 512)

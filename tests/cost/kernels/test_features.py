@@ -4,7 +4,7 @@ from calibrate import calls
 from calibrate.calls import tensor
 from perfmodel.cost.kernels.features import FORMS, features_of, memory_path
 from perfmodel.hardware.profile import Device
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 from tests.cost.kernels.recorded import STEPS, recorded_operations
 
 H200 = Device(kind="cuda", name="H200", memory_bytes=141 << 30, multiprocessors=132, l2_bytes=60 << 20)

@@ -18,8 +18,8 @@ from perfmodel.cost.kernels.work import least_bytes
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import Cache, Device, KernelRecord, Launch, Profile
 from perfmodel.hardware.rescaling import rescaled
-from perfmodel.workload.keys import kernel_key
-from perfmodel.workload.ops import Operation
+from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.operation import Operation
 
 LARGE, SMALL = tensor("float32", 8192, 8192), tensor("float32", 512, 512)
 ADD, SMALL_ADD = calls.binary("add.Tensor", LARGE, LARGE), calls.binary("add.Tensor", SMALL, SMALL)

@@ -13,7 +13,7 @@ from perfmodel.cost.kernels.work import (
     physical_flops,
     written_bytes,
 )
-from perfmodel.workload.ops import Operation, TensorSpec
+from perfmodel.trace.operation import Operation, TensorSpec
 
 X = tensor("float32", 4, 128, 768)
 X_BYTES = 4 * 128 * 768 * 4

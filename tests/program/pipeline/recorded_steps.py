@@ -21,7 +21,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from perfmodel.program.pipeline.schedules import Action, Await, Compute, Message, Post, Reduce, stages_of
-from perfmodel.workload.scenario import Schedule
+from perfmodel.scenario.scenario import Schedule
 
 TORCH_NAMES: dict[Schedule, str] = {
     "gpipe": "GPipe",

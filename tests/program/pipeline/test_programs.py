@@ -14,11 +14,11 @@ from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
 from perfmodel.program.program import COLLECTIVE, HOST, RECORD, Collective, Inserted, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate import engine
 from perfmodel.simulate.step_work import step_work
-from perfmodel.workload.ops import TensorSpec
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import (
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import (
     Boundary,
     BoundaryTensor,
     EventKind,

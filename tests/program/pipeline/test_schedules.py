@@ -23,7 +23,7 @@ from perfmodel.program.pipeline.schedules import (
     rank_actions,
     stages_of,
 )
-from perfmodel.workload.scenario import Schedule
+from perfmodel.scenario.scenario import Schedule
 from tests.program.pipeline.executor import SPLIT, run
 from tests.program.pipeline.recorded_steps import Case, record, torch_schedule
 from tests.refusals import refused

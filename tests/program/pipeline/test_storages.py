@@ -9,10 +9,10 @@ import pytest
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.storages import with_all_inputs
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
-from perfmodel.workload.scenario import Scenario
-from perfmodel.workload.trace_file import StorageKind
-from perfmodel.workload.trace_store import get_part_trace
+from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.trace import StorageKind
 
 TOKENS, WIDTH = 4 * 8, 64  # of a micro-batch
 ACTIVATION = TOKENS * WIDTH * 4

@@ -1,0 +1,184 @@
+"""A trace in which the optimizer steps over a share of the parameters: what a rank of sharded data parallelism runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.trace import (
+    EventKind,
+    Parameter,
+    Segment,
+    StepEvents,
+    Storage,
+    StorageKind,
+    Trace,
+    gradient_storages,
+)
+
+CLIP, OPTIMIZER = "clip", "optimizer"
+SCALER_UPDATE = "aten._amp_update_scale_.default"
+OF_OPERATIONS = (EventKind.OP, EventKind.SYNC)
+OF_STORAGES = (EventKind.ALLOC, EventKind.FREE)
+
+
+class Parts(NamedTuple):
+    """What ranks that hold parts of the gradients do before they step over these, beside the optimizer: they clip them
+    to the scenario's norm, if it has one.
+
+    are_dtensors: they add up a norm of each parameter, or else one of all. absent: parameters of which this rank has
+    nothing, but a norm nevertheless. are_scaled: a gradient scaler undoes its scaling first.
+    """
+
+    are_dtensors: bool
+    absent: int = 0
+    are_scaled: bool = False
+
+
+def with_optimizer(trace: Trace, share: Trace, owners: Sequence[int | None]) -> Trace:
+    """``trace`` with the optimizer's phase of ``share`` in place of its own, and with its clipping, if it has that.
+
+    A gradient scaler of the trace stays where the share has none: it works on all gradients before and after.
+
+    Parameters
+    ----------
+    trace : Trace
+        Of a whole training step.
+    share : Trace
+        Of an optimizer alone (:func:`perfmodel.tracing.optimizer.trace_optimizer`): its persistent storages
+        are the parameters and then their gradients.
+    owners : sequence of int or None
+        For each of the share's parameters the parameter of ``trace`` that it is; None for one of the share's own.
+
+    Returns
+    -------
+    Trace
+        Its ``optimized`` are the share's parameters. Storages of the share's own parameters and gradients are numbered
+        after the trace's, and nothing allocates them.
+    """
+    known = [storage.id for storage in trace.persistent] + list(trace.storage_kinds)
+    offset = 1 + max(known, default=-1)
+    shift = len(trace.operations)
+    kinds = {number: kind for number, kind in trace.storage_kinds.items() if kind != StorageKind.OPTIMIZER_STATE}
+    steps = []
+    for events, own in ((trace.first, share.first), (trace.steady, share.steady)):
+        place = _place(trace, events, share, own)
+        steps.append(_spliced(events, own, shift, _storages(trace, events, share, owners, offset), place))
+    first, steady = steps
+    return replace(
+        trace,
+        workload=trace.workload | {"optimizer": share.workload["optimizer"]},
+        operations=trace.operations + share.operations,
+        first=first,
+        steady=steady,
+        storage_kinds=kinds | {number + offset: kind for number, kind in share.storage_kinds.items()},
+        optimized=share.parameters,
+    )
+
+
+def optimizer_on_host(trace: Trace, parts: Mapping[int, TensorSpec]) -> Trace:
+    """What :func:`with_optimizer` takes, of an optimizer of which the device sees nothing.
+
+    parts: this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
+    """
+    found = [
+        Parameter(trace.parameters[index].name, part._replace(device="cpu"), number)
+        for number, (index, part) in enumerate(parts.items())
+    ]
+    kinds = [StorageKind.PARAMETER] * len(found) + [StorageKind.GRADIENT] * len(found)
+    nothing = np.zeros(0, dtype=np.int64)
+    step = StepEvents(nothing, nothing, nothing, (Segment(OPTIMIZER, -1, 0, 0),))
+    return replace(
+        trace,
+        operations=(),
+        parameters=tuple(found),
+        persistent=tuple(Storage(number, 0, kind) for number, kind in enumerate(kinds)),
+        first=step,
+        steady=step,
+        storage_kinds={},
+    )
+
+
+def _storages(trace: Trace, events: StepEvents, share: Trace, owners: Sequence[int | None], offset: int) -> np.ndarray:
+    """What each storage of the share is called in the trace."""
+    numbers = [storage.id for storage in share.persistent] + list(share.storage_kinds)
+    found = np.arange(1 + max(numbers, default=-1)) + offset
+    gradients = gradient_storages(trace, events)
+    own_gradients = [storage.id for storage in share.persistent[len(share.parameters) :]]
+    for parameter, gradient, owner in zip(share.parameters, own_gradients, owners, strict=True):
+        if owner is not None:
+            found[parameter.storage] = trace.parameters[owner].storage
+            found[gradient] = gradients.get(owner, found[gradient])
+    return found
+
+
+class _Place(NamedTuple):
+    """What is replaced: events, and the phases that begin or end there (indices)."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def _place(trace: Trace, events: StepEvents, share: Trace, own: StepEvents) -> _Place:
+    phases = [segment.phase for segment in events.segments]
+    first, last = phases.index(own.segments[0].phase), phases.index(own.segments[-1].phase)
+    start, stop = events.segments[first].start, events.segments[last].stop
+    updates = _scaler_updates(trace, events, slice(start, stop))
+    if updates and not _scaler_updates(share, own, slice(0, len(own.kind))):
+        reads = start + np.flatnonzero(events.kind[start:stop] == EventKind.SYNC)
+        start, stop = int(reads[-1]) + 1, updates[-1]
+    return _Place(start, stop, first, last)
+
+
+def _scaler_updates(trace: Trace, events: StepEvents, part: slice) -> list[int]:
+    """Where a gradient scaler is updated."""
+    at = (part.start + np.flatnonzero(events.kind[part] == EventKind.OP)).tolist()
+    return [event for event in at if trace.operations[events.a[event]].name == SCALER_UPDATE]
+
+
+def _spliced(events: StepEvents, share: StepEvents, shift: int, storages: np.ndarray, place: _Place) -> StepEvents:
+    """The share's phases, which follow each other in the step too, in place of its own."""
+    start, stop = place.start, place.stop
+    before, after = slice(0, start), slice(stop, len(events.kind))
+    operand = share.a.copy()
+    is_call, is_storage = np.isin(share.kind, OF_OPERATIONS), np.isin(share.kind, OF_STORAGES)
+    operand[is_call] += shift
+    operand[is_storage] = storages[operand[is_storage]]
+    grown = len(share.kind) - (stop - start)
+    touched = np.diff(events.touch_offsets)
+    counts = np.concatenate([touched[before], np.diff(share.touch_offsets), touched[after]])
+    begin, end = (int(events.touch_offsets[border]) for border in (start, stop))
+
+    def joined(own: np.ndarray, other: np.ndarray, part: slice, rest: slice) -> np.ndarray:
+        return np.concatenate([own[part], other, own[rest]])
+
+    return StepEvents(
+        joined(events.kind, share.kind, before, after),
+        joined(events.a, operand, before, after),
+        joined(events.b, share.b, before, after),
+        tuple(_segments(events, share, place, grown)),
+        np.concatenate([[0], np.cumsum(counts)]),
+        joined(events.touches, storages[share.touches], slice(0, begin), slice(end, None)),
+        joined(events.touch_bytes, share.touch_bytes, slice(0, begin), slice(end, None)),
+    )
+
+
+def _segments(events: StepEvents, share: StepEvents, place: _Place, grown: int) -> Iterator[Segment]:
+    """The first of the share's begins where its namesake did, the last ends behind what that had left."""
+    own = events.segments
+    yield from own[: place.first]
+    for segment in share.segments:
+        start, stop = segment.start + place.start, segment.stop + place.start
+        yield replace(
+            segment,
+            start=own[place.first].start if segment is share.segments[0] else start,
+            stop=own[place.last].stop + grown if segment is share.segments[-1] else stop,
+        )
+    for segment in own[place.last + 1 :]:
+        yield replace(segment, start=segment.start + grown, stop=segment.stop + grown)

@@ -1,0 +1,279 @@
+"""Where traces are kept: those shipped with the scenarios, then the user's cache. No torch until one must be made."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfModelError, PerfModelWarning
+from perfmodel.scenario.scenario import workload_digest, workload_of
+from perfmodel.scenario.stage_split import ParameterCounts, micro_batch_size, number_of_parts, parts_of, pipeline_of
+from perfmodel.trace.trace import Trace, load_trace, save_trace
+
+if TYPE_CHECKING:
+    from perfmodel.scenario.scenario import Scenario
+    from perfmodel.trace.operation import TensorSpec
+    from perfmodel.trace.optimizer_share import Parts
+
+SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
+REMEMBERED_TRACES = 32
+
+_remembered: OrderedDict[tuple[str, bool, Path | None], Trace] = OrderedDict()
+_only_kept = ContextVar("_only_kept", default=False)
+
+
+class TraceNotKeptError(PerfModelError):
+    """A trace would have to be made, inside :func:`only_kept_traces`."""
+
+
+def cache_directory() -> Path:
+    """``$PERFMODEL_CACHE/traces``, else ``~/.cache/perfmodel/traces``."""
+    root = os.environ.get("PERFMODEL_CACHE")
+    if root:
+        return Path(root) / "traces"
+    home = os.path.expanduser("~")
+    return Path("/" if home == "~" else home) / ".cache" / "perfmodel" / "traces"  # "~": the system knows no home
+
+
+def trace_name(scenario: Scenario) -> str:
+    """``gpt-1a2b3c4d5e6f``: the family and the digest of the workload."""
+    return f"{scenario.model.family or 'target'}-{workload_digest(workload_of(scenario))}"
+
+
+def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> str:
+    """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer, of what it steps over, and of what goes before."""
+    workload: dict[str, Any] = {
+        "optimizer": scenario.optimizer.model_dump(mode="json"),
+        "tensors": [each.text for each in tensors],
+    }
+    if parts is not None:
+        workload["parts"] = parts._asdict()
+    return f"optimizer-{workload_digest(workload)}"
+
+
+def part_workload(scenario: Scenario, blocks: Sequence[int], number: int, split: bool) -> dict[str, Any]:
+    """What decides which operators part ``number`` of the scenario's pipeline runs.
+
+    That of a micro-batch, and what the part has of the model: how many blocks, and the place of the first of them among
+    those of which every k-th is checkpointed. How many micro-batches there are decides nothing.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        With ``parallelism.pp``.
+    blocks : sequence of int
+        Of each part.
+    number : int
+    split : bool
+    """
+    batch = scenario.batch.model_copy(update={"size": micro_batch_size(scenario)})
+    training = scenario.training.model_copy(update={"gradient_accumulation": 2})
+    checkpointing = training.activation_checkpointing
+    first = 0 if isinstance(checkpointing, str) else sum(blocks[:number]) % checkpointing.every
+    stage = {
+        "blocks": [first, blocks[number]],
+        "is_first": number == 0,
+        "is_last": number == len(blocks) - 1,
+        "split": split,
+    }
+    return workload_of(scenario.model_copy(update={"batch": batch, "training": training})) | {"part": stage}
+
+
+def check_part(scenario: Scenario, number: int) -> None:
+    """Refuse a part that the scenario's pipeline does not have.
+
+    Raises
+    ------
+    PerfModelError
+        Then, or if the scenario has no pipeline, or does not train.
+    """
+    count = number_of_parts(pipeline_of(scenario))
+    if scenario.mode != "train":
+        raise PerfModelError(
+            f"mode must be train where parallelism.pp is given (got {scenario.mode}): a pipeline of forward alone is "
+            "not modelled. Use train."
+        )
+    if not 0 <= number < count:
+        raise PerfModelError(f"part must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
+
+
+def part_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
+    """``part-1a2b3c4d5e6f``: the digest of :func:`part_workload`. Needs torch unless ``layers`` are given."""
+    return f"part-{workload_digest(part_workload(scenario, blocks_of_parts(scenario), number, split))}"
+
+
+def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+    """Repeated blocks of each part of the scenario's pipeline, in order.
+
+    Raises
+    ------
+    PerfModelError
+        If the model cannot be cut so; or torch, which counts parameters unless ``layers`` are given, is missing.
+    """
+    if pipeline_of(scenario).layers is not None:
+        return parts_of(scenario, ParameterCounts(embeddings=0, block=0, head=0))
+    with _torch_needed(scenario):
+        from perfmodel.tracing import stage
+    return stage.blocks_of_parts(scenario)
+
+
+def find_trace(name: str) -> Path | None:
+    """The file that holds the trace of that name: a shipped one, or one cached under the installed versions."""
+    candidates: Iterator[Path] = iter((SHIPPED / f"{name}.json.gz", *_cached_paths(name)))
+    return next((path for path in candidates if os.path.isfile(path)), None)  # False where it may not be looked at
+
+
+def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
+    """The scenario's trace: remembered, loaded, or made now and cached.
+
+    A target's code may change without its scenario changing, so targets are never looked up in files.
+
+    Raises
+    ------
+    PerfModelError
+        If it must be made and torch is missing, or it cannot be made.
+    """
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.tracing.step import trace_step
+        return trace_step(scenario, allow_import)
+
+    if scenario.model.target is None:
+        return _get(trace_name(scenario), make, allow_import=allow_import)
+    return _get(trace_name(scenario), make, in_files=False, allow_import=allow_import, folder=scenario.folder)
+
+
+def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
+    """The scenario's optimizer over parameters like these alone: remembered, loaded, or made now and cached.
+
+    Raises
+    ------
+    PerfModelError
+        If it must be made and torch is missing.
+    """
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.tracing.optimizer import trace_optimizer
+        return trace_optimizer(scenario, tensors, parts)
+
+    return _get(optimizer_trace_name(scenario, tensors, parts), make)
+
+
+def get_part_trace(scenario: Scenario, number: int, split: bool = False) -> Trace:
+    """What part ``number`` of the scenario's pipeline computes: remembered, loaded, or made now and cached.
+
+    Parts that run the same operators share a trace; see :func:`~perfmodel.tracing.stage.trace_part`.
+
+    Raises
+    ------
+    PerfModelError
+        If it must be made and torch is missing, or it cannot be made.
+    """
+
+    def make() -> Trace:
+        with _torch_needed(scenario):
+            from perfmodel.tracing.stage import trace_part
+        return trace_part(scenario, number, split)
+
+    check_part(scenario, number)
+    return _get(part_trace_name(scenario, number, split), make)
+
+
+def _get(
+    name: str,
+    make: Callable[[], Trace],
+    in_files: bool = True,
+    allow_import: bool = False,
+    folder: Path | None = None,
+) -> Trace:
+    """folder: where the code of a target is looked for, which its name does not say."""
+    key = (name, allow_import, folder)
+    trace = _remembered.get(key)
+    if trace is None:
+        path = find_trace(name) if in_files else None
+        trace = None if path is None else _load(path)
+        if trace is None:
+            _refuse_to_make(name)
+            trace = make()
+            if in_files:
+                _keep(trace, name)
+        _remembered[key] = trace
+        while len(_remembered) > REMEMBERED_TRACES:
+            _remembered.popitem(last=False)
+    _remembered.move_to_end(key)
+    return trace
+
+
+@contextmanager
+def only_kept_traces() -> Iterator[None]:
+    """Inside, a trace that is neither remembered nor kept in a file is a :class:`TraceNotKeptError`, and not made."""
+    before = _only_kept.set(True)
+    try:
+        yield
+    finally:
+        _only_kept.reset(before)
+
+
+def _refuse_to_make(name: str) -> None:
+    if _only_kept.get():
+        raise TraceNotKeptError(f"the trace {name} must be at hand (it is not). Predict its scenario first.")
+
+
+def _keep(trace: Trace, name: str) -> None:
+    """Put the trace into the cache. One that cannot be written loses time, not the prediction."""
+    for path in _cached_paths(name):
+        try:
+            save_trace(trace, path)
+        except PerfModelError as error:
+            reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+            warnings.warn(
+                f"{path.parent}: the trace was not kept, and will be made again ({reason}). Set PERFMODEL_CACHE to a "
+                "folder that can be written.",
+                PerfModelWarning,
+                stacklevel=2,
+            )
+
+
+def _load(path: Path) -> Trace | None:
+    """A damaged file of the cache is made again; a damaged shipped one is an error."""
+    try:
+        return load_trace(path)
+    except PerfModelError:
+        if path.parent == SHIPPED:
+            raise
+        return None
+
+
+@contextmanager
+def _torch_needed(scenario: Scenario) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise PerfModelError(
+            f"{scenario.name}: tracing this scenario needs torch (got: {error}). "
+            "Run `pip install .[torch]`, or use a shipped scenario."
+        ) from error
+
+
+def _cached_paths(name: str) -> list[Path]:
+    """Where the cache keeps a trace of this name, by the versions that decide the operators; none without torch."""
+    versions = [_version(package) for package in ("torch", "transformers")]
+    if versions[0] is None:
+        return []
+    return [cache_directory() / f"{name}-{'-'.join(version or 'none' for version in versions)}.json.gz"]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,97 @@
+"""Tracing of an optimizer alone, over tensors that need belong to no module: a rank's share of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfmodel.models.step import clip_parts, make_optimizer, update
+from perfmodel.scenario.scenario import workload_of
+from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.optimizer_share import Parts
+from perfmodel.trace.trace import Parameter, StorageKind, Trace
+from perfmodel.tracing.fake_cuda import CudaIllusion
+from perfmodel.tracing.recorder import Recorder
+from perfmodel.tracing.step import assemble, cuda_environment, mark_optimizer_states, no_garbage_collection
+
+if TYPE_CHECKING:
+    from perfmodel.scenario.scenario import Scenario
+
+
+def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
+    """The first and the second step of the scenario's optimizer over parameters like ``tensors``.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Whose optimizer section counts.
+    tensors : sequence of TensorSpec
+        At least one; their gradients are alike.
+    parts : Parts, optional
+        What goes before, if ``tensors`` are parts of parameters.
+
+    Returns
+    -------
+    Trace
+        Of one phase, ``optimizer``, after ``clip`` where parts are clipped, less the communication in them. persistent:
+        the parameters in order, then their gradients in order.
+    """
+    with no_garbage_collection():
+        recorder = Recorder(())
+        fake_mode = FakeTensorMode()
+        with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder):
+            leaves = [nn.Parameter(_like(tensor)) for tensor in tensors]
+            parameters = [
+                Parameter(str(index), tensor, recorder.ledger.add_persistent(leaf, StorageKind.PARAMETER))
+                for index, (tensor, leaf) in enumerate(zip(tensors, leaves, strict=True))
+            ]
+            for tensor, leaf in zip(tensors, leaves, strict=True):
+                leaf.grad = _like(tensor)
+                recorder.ledger.add_persistent(leaf.grad, StorageKind.GRADIENT)
+            optimizer = make_optimizer(leaves, scenario)
+            scaler, clip = _scaler(parts), _clipping(scenario, leaves, parts)
+            taken = []
+            for _ in range(2):
+                update(optimizer, scaler, clip, recorder.begin_segment)
+                recorder.begin_segment("end", -1)
+                mark_optimizer_states(optimizer, recorder)
+                taken.append(recorder.take_step())
+        recorder.ledger.close()
+    return assemble(workload_of(scenario), recorder, parameters, taken)
+
+
+def _scaler(parts: Parts | None) -> Any:
+    """As it is after it has scaled the loss."""
+    if parts is None or not parts.are_scaled:
+        return None
+    scaler = torch.amp.GradScaler("cuda")
+    scaler.scale(torch.empty((), device="cuda"))
+    return scaler
+
+
+def _clipping(scenario: Scenario, leaves: Sequence[nn.Parameter], parts: Parts | None) -> Callable[[], object] | None:
+    norm = scenario.optimizer.max_grad_norm
+    if parts is None or norm is None:
+        return None
+    if not parts.are_dtensors:
+        return partial(clip_parts, leaves, norm, lambda squared: None)
+    return partial(_clip_dtensors, leaves, norm, [torch.empty((), device="cuda") for _ in range(parts.absent)])
+
+
+def _clip_dtensors(parts: Sequence[nn.Parameter], max_norm: float, absent: Sequence[torch.Tensor]) -> None:
+    """What clip_grad_norm_ makes of DTensors' local parts: squares of norms are summed over the ranks before the norm
+    of all is taken.
+    """
+    norms = torch._foreach_norm([part.grad for part in parts if part.grad is not None], 2.0)
+    squares = torch.stack([*norms, *absent]).pow(2.0)
+    total = torch.linalg.vector_norm(squares.pow(0.5), 2.0)
+    nn.utils.clip_grads_with_norm_(parts, max_norm, total, foreach=True)
+
+
+def _like(tensor: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride, dtype=getattr(torch, tensor.dtype), device="cuda")

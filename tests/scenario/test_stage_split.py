@@ -1,0 +1,93 @@
+"""Blocks of each part against all ways to cut, and what cannot be cut."""
+
+import itertools
+import re
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import (
+    ParameterCounts,
+    balanced,
+    micro_batch_size,
+    number_of_parts,
+    parts_of,
+    pipeline_of,
+)
+from tests.refusals import refused
+
+EVEN = ParameterCounts(embeddings=0, block=1, head=0)
+
+
+def asked(model=None, batch=8, **pipeline):
+    return Scenario.model_validate(
+        {
+            "model": model or {"family": "gpt", "size": "tiny", "layers": 6},
+            "batch": {"size": batch, "sequence_length": 8},
+            "parallelism": {"pp": {"stages": 2, "micro_batches": 4, **pipeline}},
+            "hardware": {"profile": "none"},
+        }
+    )
+
+
+def largest(found, counts):
+    sizes = [counts.block * each for each in found]
+    sizes[0] += counts.embeddings
+    sizes[-1] += counts.head
+    return max(sizes)
+
+
+@pytest.mark.parametrize("counts", [(0, 1, 0), (7, 2, 3), (0, 5, 12), (100, 1, 0), (4, 3, 4), (1, 10, 25)])
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+def test_no_other_cut_has_a_smaller_largest_part(counts, parts):
+    counts = ParameterCounts(*counts)
+    for blocks in range(parts, 11):
+        found = balanced(blocks, parts, counts)
+        cuts = itertools.combinations(range(1, blocks), parts - 1)
+        others = [[b - a for a, b in itertools.pairwise((0, *cut, blocks))] for cut in cuts]
+        assert (sum(found), len(found), min(found) >= 1) == (blocks, parts, True)
+        assert largest(found, counts) == min(largest(other, counts) for other in others)
+
+
+def test_equal_blocks_are_dealt_out_evenly_and_what_is_over_goes_to_the_end():
+    assert balanced(36, 4, EVEN) == (9, 9, 9, 9)
+    assert balanced(7, 4, EVEN) == (1, 2, 2, 2)
+
+
+def test_virtual_stages_are_parts_too():
+    scenario = asked(virtual_stages=3, schedule="looped-bfs")
+    assert number_of_parts(pipeline_of(scenario)) == 6
+    assert parts_of(scenario, ParameterCounts(1000, 1, 1000)) == (1,) * 6
+
+
+def test_layers_are_taken_as_given():
+    assert parts_of(asked(layers=[4, 2]), EVEN) == (4, 2)
+
+
+def test_a_micro_batch_has_its_share_of_the_batch():
+    assert micro_batch_size(asked(batch=12)) == 3
+
+
+@pytest.mark.parametrize(
+    ("scenario", "named"),
+    [
+        (asked(batch=6), ("parallelism.pp.micro_batches", "batch.size=6", 4)),
+        (asked(layers=[4, 3]), ("parallelism.pp.layers", 6, 7)),
+        (asked(layers=[4, 1, 1]), ("parallelism.pp.layers", "stages=2", "virtual_stages=1", 3)),
+        (asked(stages=7), ("parallelism.pp.stages x virtual_stages", 6, 7)),
+        (asked(model={"target": "package:callable"}), ("parallelism.pp", "package:callable", 2)),
+    ],
+)
+def test_what_cannot_be_cut_is_told_in_a_sentence(scenario, named):
+    with refused(*named):
+        parts_of(scenario, EVEN)
+
+
+def test_a_scenario_without_a_pipeline_and_an_image_model_are_refused():
+    with pytest.raises(PerfModelError, match=re.escape("parallelism.pp must be given to cut a model")):
+        pipeline_of(asked().model_copy(update={"parallelism": type(asked().parallelism)()}))
+    vision = {"model": {"family": "vgg16"}, "batch": {"size": 4}, "hardware": {"profile": "none"}}
+    pipeline = {"parallelism": {"pp": {"stages": 2, "micro_batches": 2}}}
+    with pytest.raises(PerfModelError, match=re.escape("must be left out for vgg16 (got a pipeline of 2 stages)")):
+        pipeline_of(Scenario.model_validate(vision | pipeline))
