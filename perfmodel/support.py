@@ -13,7 +13,7 @@ from perfmodel.hardware.profile import Profile
 from perfmodel.program.pipeline.orders import SPLITTING, check_schedule
 from perfmodel.program.program import PIPELINE, REPLICATE, Members
 from perfmodel.program.ranks import SHARDED
-from perfmodel.program.shards import replicas_of, resharing_of, sharing_of
+from perfmodel.program.sharding import replicas_of, resharing_of, sharing_of
 from perfmodel.scenario.scenario import (
     FsdpSection,
     MixedPrecisionSection,

@@ -35,7 +35,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import REFERENCE, Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
-from perfmodel.program.shards import offloads
+from perfmodel.program.sharding import offloads
 from perfmodel.scenario.scenario import Scenario, workload_of
 from perfmodel.trace.host_structure import BACKWARD, BACKWARD_WEIGHT, BACKWARDS, Piece, Structure, Thing, structure_of
 from perfmodel.trace.kernel_key import optimizer_prefix

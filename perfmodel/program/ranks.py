@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.program import Program
-from perfmodel.program.shards import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
+from perfmodel.program.sharding import Dtypes, flat_shard_of, in_dtype, offloads, shard_of, sharing_of
 from perfmodel.program.size import within_limits
-from perfmodel.program.zero1 import by_dtype, owned_by_rank
+from perfmodel.program.strategies.data_parallel import data_parallel_program
+from perfmodel.program.strategies.zero1 import by_dtype, owned_by_rank
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import Parts, optimizer_on_host, with_optimizer

@@ -14,9 +14,9 @@ from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.fsdp_groups import blocks_of
 from perfmodel.program.program import Collective, Program
-from perfmodel.program.shards import offloads
+from perfmodel.program.sharding import offloads
+from perfmodel.program.strategies.fsdp.groups import blocks_of
 from perfmodel.scenario.scenario import FsdpSection, Scenario
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline

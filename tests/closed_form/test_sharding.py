@@ -21,7 +21,7 @@ from perfmodel.program.ranks import RankProgram, rank_programs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.trace import StorageKind
-from tests.program.recorded_fsdp import Model, Variant, record_steps
+from tests.program.strategies.fsdp.recorded_fsdp import Model, Variant, record_steps
 
 S = symbols()
 FORMS = ("ddp", "zero1_broadcast", "zero1_reduce_scatter", "zero2", "zero3", "hsdp")

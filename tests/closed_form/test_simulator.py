@@ -7,8 +7,8 @@ import pytest
 
 from perfmodel.closed_form.formulas import lambdified
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Program
+from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.step_work import launched_positions, step_work

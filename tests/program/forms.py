@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
+from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace

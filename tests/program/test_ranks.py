@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import optimizer_shares
-from perfmodel.program.shards import shard_of
+from perfmodel.program.sharding import shard_of
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec, contiguous_stride
 

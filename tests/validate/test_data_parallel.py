@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrate.ranks import Launch, run_ranks
-from perfmodel.program.ddp import ddp_buckets
+from perfmodel.program.strategies.ddp import ddp_buckets
 from perfmodel.trace.store import get_trace
 from tests.places import ROOT
 

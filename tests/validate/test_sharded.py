@@ -15,10 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from calibrate.ranks import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.models.build import build_module
-from perfmodel.program.editor import Editor
-from perfmodel.program.fsdp_groups import plan_of
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import Members
 from perfmodel.program.ranks import rank_programs
+from perfmodel.program.strategies.fsdp.groups import plan_of
 from perfmodel.scenario.scenario import Scenario
 from tests.places import ROOT
 from tests.refusals import refused

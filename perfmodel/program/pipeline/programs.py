@@ -21,8 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from perfmodel.program.ddp import Wrapped, buffer_sizes, ddp
-from perfmodel.program.editor import COMMUNICATION, Editor
+from perfmodel.program.builder import COMMUNICATION, Editor
 from perfmodel.program.pipeline import schedules
 from perfmodel.program.pipeline.schedules import Action, Await, Compute, Post
 from perfmodel.program.pipeline.storages import in_flight, with_all_inputs
@@ -42,6 +41,7 @@ from perfmodel.program.program import (
     Program,
 )
 from perfmodel.program.size import within_limits
+from perfmodel.program.strategies.ddp import Wrapped, buffer_sizes, ddp
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.trace.join import join

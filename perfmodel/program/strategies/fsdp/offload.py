@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.program.editor import Editor
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Inserted
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec

@@ -17,7 +17,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Argument, Operation, TensorSpec
 from perfmodel.trace.trace import EventKind
 from tests.places import TESTS
-from tests.program.fsdp_scripts import STREAMS
+from tests.program.strategies.fsdp.fsdp_scripts import STREAMS
 
 DATA = TESTS / "data" / "cuda_sharded"
 SUFFIX = ".trace.json.gz"

@@ -5,7 +5,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``_get_gradien
 
 from __future__ import annotations
 
-from perfmodel.program.editor import Editor
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import Inserted
 from perfmodel.trace.operation import Operation, TensorSpec
 

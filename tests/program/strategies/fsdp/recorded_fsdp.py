@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing.fake_cuda import patched
-from tests.program.fsdp_recorder import DeviceHandle, Record, Recorder, Stream
+from tests.program.strategies.fsdp.fsdp_recorder import DeviceHandle, Record, Recorder, Stream
 
 VOCABULARY, WIDTH, INNER = 11, 6, 10
 TOKENS = 4

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from tests.program.fsdp_recorder import COMPUTE, Record
-from tests.program.recorded_fsdp import ROOT, Variant, record_steps
+from tests.program.strategies.fsdp.fsdp_recorder import COMPUTE, Record
+from tests.program.strategies.fsdp.recorded_fsdp import ROOT, Variant, record_steps
 
 BLOCK_BYTES = 688  # 4 ranks x 4 bytes x (3 x 6 + 3 + 2 x 10 + 2) elements: 10 and 6 rows in parts of 3 and 2
 ROOT_BYTES = 624  # 4 ranks x 4 bytes x (3 x 6 + 3 x 6 + 3) elements: 11 rows in parts of 3

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.program.clipping import clip_flat_parts
-from perfmodel.program.ddp import ddp
-from perfmodel.program.editor import REDUCE, Editor, vector, waits_in_a_row
+from perfmodel.program.builder import REDUCE, Editor, vector, waits_in_a_row
+from perfmodel.program.gradient_clipping import clip_flat_parts
 from perfmodel.program.program import Inserted, Program
-from perfmodel.program.shards import flat_shard_of
+from perfmodel.program.sharding import flat_shard_of
+from perfmodel.program.strategies.ddp import ddp
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, StorageKind, Trace, gradient_storages
@@ -49,7 +49,7 @@ def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int,
 
 
 def zero1(editor: Editor, scenario: Scenario) -> Program:
-    """The form ``zero1`` of :mod:`perfmodel.program.data_parallel`."""
+    """The form ``zero1`` of :mod:`perfmodel.program.strategies.data_parallel`."""
     form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
     return form(editor, scenario)
 

@@ -16,7 +16,7 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.store import get_optimizer_trace, get_trace
 from perfmodel.trace.trace import EventKind, Trace
-from tests.program.fsdp_scripts import first_step, ours, program, recorded, tiny, torchs, variant_of
+from tests.program.strategies.fsdp.fsdp_scripts import first_step, ours, program, recorded, tiny, torchs, variant_of
 
 VARIANTS: list[dict[str, Any]] = [
     {},

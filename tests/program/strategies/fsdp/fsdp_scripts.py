@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from perfmodel.cost.transfers import pinned_copy
-from perfmodel.program.editor import COMMUNICATION
-from perfmodel.program.fsdp import COPY_IN, GATHER, REDUCE, SCATTER
+from perfmodel.program.builder import COMMUNICATION
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.program.strategies.fsdp.step import COPY_IN, GATHER, REDUCE, SCATTER
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, StorageKind, gradient_storages
-from tests.program.fsdp_recorder import Record
-from tests.program.recorded_fsdp import TOKENS, VOCABULARY, Variant, record_steps
+from tests.program.strategies.fsdp.fsdp_recorder import Record
+from tests.program.strategies.fsdp.recorded_fsdp import TOKENS, VOCABULARY, Variant, record_steps
 
 STREAMS = {
     BY_HOST: "host",
@@ -185,7 +185,7 @@ def program(variant: Variant) -> Program:
     scenario = Scenario.model_validate(
         {
             "model": {
-                "target": "tests.program.recorded_fsdp:Model",
+                "target": "tests.program.strategies.fsdp.recorded_fsdp:Model",
                 "arguments": {
                     "blocks": variant.blocks,
                     "checkpoint_blocks": False,
@@ -194,7 +194,7 @@ def program(variant: Variant) -> Program:
                     "frozen": variant.frozen,
                 },
                 "inputs": {"tokens": {"shape": [TOKENS], "dtype": "int64", "high": VOCABULARY}},
-                "loss": "tests.program.fsdp_scripts:summed",
+                "loss": "tests.program.strategies.fsdp.fsdp_scripts:summed",
                 "blocks": "blocks",
             },
             "batch": {"size": 1},

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfmodel.program.editor import Editor, vector
+from perfmodel.program.builder import Editor, vector
 from perfmodel.program.program import Inserted, Members
-from perfmodel.program.shards import Dtypes, in_dtype, offloads, padded_shard_of, replicas_of, resharing_of
+from perfmodel.program.sharding import Dtypes, in_dtype, offloads, padded_shard_of, replicas_of, resharing_of
 from perfmodel.scenario.scenario import FsdpSection, Scenario
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import EventKind, StorageKind, Trace

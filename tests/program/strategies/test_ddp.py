@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import Inserted
+from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
     EventKind,

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.program.editor import Editor
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import Inserted, PhaseRun, Program
-from perfmodel.program.shards import in_dtype
+from perfmodel.program.sharding import in_dtype
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind
 

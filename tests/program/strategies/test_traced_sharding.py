@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from perfmodel.program.program import COLLECTIVE
-from tests.program.traced_steps import (
+from tests.program.strategies.traced_steps import (
     CASES,
     HOST_WAITS,
     RANKS,

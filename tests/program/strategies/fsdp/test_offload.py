@@ -10,15 +10,15 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.hardware.profile import find_profile, load_profile
-from perfmodel.program.offload import TO_DEVICE, TO_HOST
 from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
 from perfmodel.program.ranks import rank_programs
-from perfmodel.program.shards import padded_shard_of, shard_of
+from perfmodel.program.sharding import padded_shard_of, shard_of
+from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
-from tests.program.fsdp_scripts import rounded, tiny
+from tests.program.strategies.fsdp.fsdp_scripts import rounded, tiny
 from tests.refusals import refused
 
 

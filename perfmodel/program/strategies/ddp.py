@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.program.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
-from perfmodel.program.editor import Editor, ready_gradients, vector
+from perfmodel.program.builder import Editor, ready_gradients, vector
 from perfmodel.program.program import HOST, WAIT, Edit, Inserted, PhaseRun, Program, Rebuild
+from perfmodel.program.strategies.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StorageKind, Trace, gradient_storages
@@ -68,7 +68,7 @@ def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = Non
 
 
 def ddp(editor: Editor, scenario: Scenario, modules: Sequence[Wrapped] = ()) -> Program:
-    """The form ``ddp`` of :mod:`perfmodel.program.data_parallel`. modules: by default one, the whole model."""
+    """The form ``ddp`` of :mod:`perfmodel.program.strategies.data_parallel`. modules: by default one, the whole model."""
     is_static = scenario.parallelism.static_graph
     memory = [_wrap(editor, scenario, module) for module in modules or (_whole_model(editor),)]
     rebuild = Rebuild(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.program.data_parallel import data_parallel_program
 from perfmodel.program.program import COLLECTIVE
+from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.trace.trace import EventKind
 from tests.program.forms import READY, SIZES, program, scenario, spelt, trace
 

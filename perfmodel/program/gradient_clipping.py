@@ -19,9 +19,9 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.program.dtensors import add_dtensor_calls
-from perfmodel.program.editor import Editor
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import WAIT, Inserted
+from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.optimizer_share import CLIP, OPTIMIZER
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, StorageKind, Trace

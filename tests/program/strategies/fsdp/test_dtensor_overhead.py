@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.program.dtensors import add_dtensor_calls
-from perfmodel.program.editor import Editor
+from perfmodel.program.builder import Editor
 from perfmodel.program.program import COLLECTIVE, HOST, Members, Program, single_device_program
+from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import EventKind, Parameter
 from tests.program.forms import trace
-from tests.program.recorded_fsdp import Variant
-from tests.program.test_fsdp import program
+from tests.program.strategies.fsdp.recorded_fsdp import Variant
+from tests.program.strategies.fsdp.test_step import program
 
 
 def shares(made: Program, phase: str | None = None) -> Counter[str]:

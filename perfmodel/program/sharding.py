@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.program.editor import vector
+from perfmodel.program.builder import vector
 from perfmodel.program.program import REPLICATE, Members
 from perfmodel.scenario.scenario import ParallelismSection, Scenario
 from perfmodel.trace.operation import TensorSpec, contiguous_stride

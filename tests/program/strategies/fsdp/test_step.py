@@ -10,10 +10,19 @@ import torch
 
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
-from perfmodel.program.shards import padded_shard_of
+from perfmodel.program.sharding import padded_shard_of
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.trace import StorageKind
-from tests.program.fsdp_scripts import first_step, ours, program, recorded, rounded, tiny, torchs, variant_of
+from tests.program.strategies.fsdp.fsdp_scripts import (
+    first_step,
+    ours,
+    program,
+    recorded,
+    rounded,
+    tiny,
+    torchs,
+    variant_of,
+)
 
 VARIANTS: list[dict[str, Any]] = [
     {},

@@ -6,8 +6,8 @@ Every rank runs its program on its own samples; gradients are averaged once a st
     flat      after backward one all-reduce of all gradients, copied into one buffer and back
     overlap   an all-reduce of each gradient as soon as it is ready, awaited after backward
     ddp       torch's DistributedDataParallel: buckets, copied into and out of, reduced as they fill
-    zero1     ddp, with an optimizer that steps over a share of the parameters (:mod:`perfmodel.program.zero1`)
-    zero2, 3  torch's fully_shard: parameters, gradients and states in parts (:mod:`perfmodel.program.fsdp`)
+    zero1     ddp, with an optimizer that steps over a share of the parameters (:mod:`perfmodel.program.strategies.zero1`)
+    zero2, 3  torch's fully_shard: parameters, gradients and states in parts (:mod:`perfmodel.program.strategies.fsdp.step`)
 
 A synchronous collective runs on the compute stream, an asynchronous one on its communicator's own, which first waits
 for the compute stream. NCCL averages while it reduces, so no division follows; DDP divides as it copies in.
@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perfmodel.program.ddp import ddp
-from perfmodel.program.editor import REDUCE, Editor, ready_gradients, vector, waits_in_a_row
-from perfmodel.program.fsdp import fsdp
+from perfmodel.program.builder import REDUCE, Editor, ready_gradients, vector, waits_in_a_row
 from perfmodel.program.program import Inserted, Program, single_device_program
-from perfmodel.program.shards import sharing_of
-from perfmodel.program.zero1 import zero1
+from perfmodel.program.sharding import sharing_of
+from perfmodel.program.strategies.ddp import ddp
+from perfmodel.program.strategies.fsdp.step import fsdp
+from perfmodel.program.strategies.zero1 import zero1
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation
 from perfmodel.trace.trace import EventKind, Trace

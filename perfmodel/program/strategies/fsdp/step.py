@@ -22,16 +22,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.program.accumulation import Accumulation, kept_dtype, with_fresh_gradients
-from perfmodel.program.clipping import clip_dtensors, share_infinities
-from perfmodel.program.division import divided, divisors
-from perfmodel.program.dtensors import add_dtensor_calls
-from perfmodel.program.editor import Editor, vector
-from perfmodel.program.fsdp_groups import ROOT, Group, Plan, Sizes, plan_of, wrapping
-from perfmodel.program.fsdp_operators import chunk_cat, foreach_copy, split_copy
-from perfmodel.program.offload import Copies, step_on_host
+from perfmodel.program.builder import Editor, vector
+from perfmodel.program.gradient_clipping import clip_dtensors, share_infinities
 from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, Members, PhaseRun, Program
-from perfmodel.program.shards import in_dtype
+from perfmodel.program.sharding import in_dtype
+from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
+from perfmodel.program.strategies.fsdp.gradient_accumulation import Accumulation, kept_dtype, with_fresh_gradients
+from perfmodel.program.strategies.fsdp.gradient_divisor import divided, divisors
+from perfmodel.program.strategies.fsdp.groups import ROOT, Group, Plan, Sizes, plan_of, wrapping
+from perfmodel.program.strategies.fsdp.offload import Copies, step_on_host
+from perfmodel.program.strategies.fsdp.operators import chunk_cat, foreach_copy, split_copy
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -41,7 +41,7 @@ COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
 
 
 def fsdp(editor: Editor, scenario: Scenario) -> Program:
-    """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.data_parallel`."""
+    """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.strategies.data_parallel`."""
     plan, trace = plan_of(editor, scenario), editor.trace
     kept = kept_dtype(editor, plan.dtypes.reduced)
     if kept is not None:

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.step import TrainingStep, make_optimizer
-from perfmodel.program.buckets import assign_buckets, bucket_limits
-from perfmodel.program.data_parallel import data_parallel_program
-from perfmodel.program.ddp import ddp_buckets
+from perfmodel.program.strategies.buckets import assign_buckets, bucket_limits
+from perfmodel.program.strategies.data_parallel import data_parallel_program
+from perfmodel.program.strategies.ddp import ddp_buckets
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.tracing import trace_step

@@ -11,7 +11,7 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.trace import EventKind, StorageKind
-from tests.program.fsdp_scripts import rounded, tiny
+from tests.program.strategies.fsdp.fsdp_scripts import rounded, tiny
 
 POLICIES = [{"param": "bf16", "reduce": "fp32"}, {"reduce": "bf16"}, {"param": "fp16", "reduce": "fp32"}]
 

@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, WAIT
 from perfmodel.program.ranks import rank_programs
-from perfmodel.program.zero1 import owned_by_rank, partition
+from perfmodel.program.strategies.zero1 import owned_by_rank, partition
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory import simulate_memory
 from perfmodel.trace.store import get_trace

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 
-from perfmodel.program.division import divisors
+from perfmodel.program.strategies.fsdp.gradient_divisor import divisors
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
