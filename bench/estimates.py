@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import click
 
 from bench.estimate_cases import Case, cases
-from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.estimates import factor_of_spread
+from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.trace.kernel_key import kernel_key
 

@@ -17,7 +17,7 @@ from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.jobs import job
 from calibrate.measuring import Bench
 from calibrate.timing import CpuStopwatch
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.trace.operation import Operation, TensorSpec
 

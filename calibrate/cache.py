@@ -24,7 +24,7 @@ LEAST_DIFFERENCE = 0.05  # relative; below it the cache cannot be seen
 LIMITS = Limits(fewest=5, most=9, enough_s=0.1)
 FLUSH_BYTES = 256 * 2**20
 SHAPE = (64, 64)  # of what small kernels run over
-# The linear fall-off of perfmodel.cost.residency is half way down where D + own is so many capacities.
+# The linear fall-off of perfmodel.cost.l2_cache is half way down where D + own is so many capacities.
 HALF_WAY = 1.5
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
 from calibrate.interconnects import backend_of, environment, nodes_of
 from calibrate.own_contention import OwnKernel, decode_own, encode_own
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.errors import naming
 from perfmodel.files.reading import read_json
 from perfmodel.files.validation import validated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibrate.output_lock import locked
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.validation import validated
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth, is_nvbandwidth

@@ -14,8 +14,8 @@ from calibrate.merging import merged
 from calibrate.output_lock import locked
 from calibrate.own_contention import OwnKernel, beside_of, own_kernels, together
 from calibrate.stage_names import GENERAL
-from perfmodel.cost.groups import stays_in_a_node
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.lookup import kernel_costs
+from perfmodel.cost.routing import stays_in_a_node
 from perfmodel.errors import PerfModelError, did_you_mean, naming
 from perfmodel.files.kinds import STAGES
 from perfmodel.files.writing import check_writable

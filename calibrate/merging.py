@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TypeVar
 
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.hardware.interconnect import (
     MESSAGES,
     CollectiveRecord,

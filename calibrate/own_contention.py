@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.jobs import Job, job
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.interconnect import MESSAGES, Role
 from perfmodel.program.program import Program
 from perfmodel.scenario.scenario import Scenario

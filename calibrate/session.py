@@ -26,7 +26,7 @@ from calibrate.progress import Progress
 from calibrate.stage_names import CACHE, OTHER_STAGES, POWER, WAITING
 from calibrate.timing import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import HOST_PIECES, SAMPLES
 from perfmodel.files.writing import check_writable

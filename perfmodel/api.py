@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from perfmodel.cost.groups import route_of
 from perfmodel.cost.host import host_slowness, host_spread
+from perfmodel.cost.routing import route_of
 from perfmodel.hardware.interconnect import communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.ranks import RankProgram, rank_programs

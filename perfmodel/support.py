@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
-from perfmodel.cost.groups import route_of
+from perfmodel.cost.routing import route_of
 from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect

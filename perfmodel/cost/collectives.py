@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from math import ceil, hypot, inf, log2
 from typing import Literal, NamedTuple
 
-from perfmodel.cost.segments import Line, segment_time_s
+from perfmodel.cost.piecewise import Line, segment_time_s
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import (
     CHUNKED,
@@ -116,7 +116,7 @@ def collective_cost(
     exact : bool
         Use sizes that were measured for scenarios.
     sharing : int
-        Groups that do the same over the same wires at the same time (:mod:`perfmodel.cost.groups`).
+        Groups that do the same over the same wires at the same time (:mod:`perfmodel.cost.routing`).
 
     Raises
     ------

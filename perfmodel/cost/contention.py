@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect, Role
 from perfmodel.program.program import Program
 from perfmodel.trace.kernel_key import kernel_key

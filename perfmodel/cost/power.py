@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.contention import operator_kind
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Device, Power, PowerKind, Profile
 from perfmodel.trace.operation import Operation
 

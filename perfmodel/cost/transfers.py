@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 from perfmodel.cost.kernels.extrapolation import MARGIN_OCTAVES, extrapolated_spread, octaves_beyond
-from perfmodel.cost.segments import Point, fit_segments, segment_time_s
+from perfmodel.cost.piecewise import Point, fit_segments, segment_time_s
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
 from perfmodel.hardware.profile import Profile

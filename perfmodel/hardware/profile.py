@@ -100,7 +100,7 @@ class Launch(_Section):
 class Cache(_Section):
     """What the last-level cache does, measured by streaming over ever larger buffers, and by small kernels behind one.
 
-    capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.residency`. miss_s_per_byte: what a byte
+    capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.l2_cache`. miss_s_per_byte: what a byte
     costs more when it comes from memory and not from the cache. code_miss_s: what a call takes more whose kernel's code
     does. None where not measured.
     """

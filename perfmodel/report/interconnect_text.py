@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfmodel.cost.collectives import ahead_room
-from perfmodel.cost.segments import curve_points, leave_one_out
+from perfmodel.cost.piecewise import curve_points, leave_one_out
 from perfmodel.hardware.interconnect import CollectiveSegment, Coupling, Interconnect, Role
 from perfmodel.units import GB, US, format_bytes, format_share
 

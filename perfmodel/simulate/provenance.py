@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
-from perfmodel.cost.groups import Route
 from perfmodel.cost.host import AGAIN, missing_host_costs
 from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import is_scaled
+from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Collective, Program

@@ -9,13 +9,13 @@ import numpy as np
 
 from perfmodel.cost.collectives import CollectiveCost, ahead_share, collective_cost
 from perfmodel.cost.contention import Slowdown, beside_message, slowdowns
-from perfmodel.cost.groups import Route, route_of
 from perfmodel.cost.host import host_costs, paced_by_host
-from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.lookup import kernel_costs
+from perfmodel.cost.l2_cache import resident_shares
+from perfmodel.cost.memory_contention import memory_sharing
 from perfmodel.cost.power import Clock, lowered_clock
-from perfmodel.cost.residency import resident_shares
-from perfmodel.cost.sharing import memory_sharing
+from perfmodel.cost.routing import Route, route_of
 from perfmodel.hardware.interconnect import Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Collective, Program
@@ -230,7 +230,7 @@ def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple
 def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], profile: Profile) -> np.ndarray:
     """Seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x (1 - code).
 
-    data, code: shares of both that it finds in the cache (:mod:`perfmodel.cost.residency`).
+    data, code: shares of both that it finds in the cache (:mod:`perfmodel.cost.l2_cache`).
     """
     operation, code_miss_s = program.instructions.a[positions], profile.cache.code_miss_s or 0.0
     warm_s = np.array([cost.time_s for cost in costs])[operation]

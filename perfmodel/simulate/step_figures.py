@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.program.program import Program
 from perfmodel.simulate.prediction import KernelUse

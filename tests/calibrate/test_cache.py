@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.cache import CALL_BYTES, SETS, cache_from_ladder, measure_code_miss
 from calibrate.timing import Samples
-from perfmodel.cost.residency import held_share
+from perfmodel.cost.l2_cache import held_share
 from perfmodel.hardware.profile import Cache, find_profile, load_profile
 from perfmodel.units import MIB
 from tests.places import TESTS

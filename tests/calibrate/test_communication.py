@@ -15,7 +15,7 @@ from calibrate.communication import Measured, Request, measure
 from calibrate.interconnect_session import calibrate_interconnect
 from calibrate.interconnects import environment, nodes_of
 from calibrate.ladder import ladder
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect, collective_key
 from perfmodel.hardware.profile import Device, HostRecord, Profile, find_profile, load_profile, save_profile

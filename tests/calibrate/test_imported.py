@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.imported import import_measurements
 from perfmodel.cost.collectives import collective_cost
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth

@@ -14,7 +14,7 @@ from calibrate.own_contention import (
     own_kernels,
     together,
 )
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.program.program import Program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key

@@ -9,7 +9,7 @@ from calibrate.materialise import resolve
 from calibrate.measuring import Bench
 from calibrate.power import Round, loop_of, measure_power, operations, reading
 from calibrate.timing import CpuStopwatch
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.power import power_kind
 from perfmodel.hardware.profile import Device, Power, PowerLoop, Profile
 

@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.power import operations
 from calibrate.power_fit import fit_power, fitted, full_times_s, loop_error
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.power import PRODUCT, Load, clock_ratio, draw_share, lengthening
 from perfmodel.hardware.profile import Power, PowerLoop, PowerReading, find_profile, load_profile
 from tests.places import TESTS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import CURVE_SPREAD, collective_cost, extrapolation, largest_group, nodes_of
-from perfmodel.cost.segments import fit_segments
+from perfmodel.cost.piecewise import fit_segments
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import (
     COLLECTIVES,

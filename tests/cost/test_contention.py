@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.cost.contention import beside_message, operator_kind, slowdowns
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import Collective

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.api import predict
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.power import (
     Load,
     above_idle_w,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.cost.segments import fit_curves
+from perfmodel.cost.piecewise import fit_curves
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.imports import import_nccl_tests, import_nvbandwidth
 from perfmodel.hardware.interconnect import CollectiveRecord, TransferRecord

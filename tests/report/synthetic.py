@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.scenario.scenario import Scenario

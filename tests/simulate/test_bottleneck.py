@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.simulate.bottleneck import bottleneck, slow_rank
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.step_figures import RankFigures

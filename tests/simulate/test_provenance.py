@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
-from perfmodel.cost.groups import Route
-from perfmodel.cost.kernels.cost import KernelCost, Source
 from perfmodel.cost.kernels.estimates import spread_of_factor
+from perfmodel.cost.kernels.kernel_cost import KernelCost, Source
+from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
 from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program

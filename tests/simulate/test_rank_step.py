@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Cache, Device, Profile
 from perfmodel.program.program import Program, single_device_program
 from perfmodel.simulate.rank_step import _durations_s

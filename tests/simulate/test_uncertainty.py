@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.uncertainty import IN_SITU, NORMAL_90, step_interval_s
 

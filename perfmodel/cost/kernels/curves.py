@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.kernels.cost import CurveSource
 from perfmodel.cost.kernels.estimates import Estimate, estimate_of
 from perfmodel.cost.kernels.extrapolation import MARGIN_OCTAVES, extrapolated_spread, octaves_beyond
 from perfmodel.cost.kernels.features import FORMS, Features, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, form_time_s
+from perfmodel.cost.kernels.kernel_cost import CurveSource
 from perfmodel.cost.kernels.kriging import Correction, from_parameters, places_of
 from perfmodel.hardware.profile import CurveRecord, Device
 from perfmodel.trace.operation import Operation

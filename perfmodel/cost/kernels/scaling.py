@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from math import log
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
 from perfmodel.cost.kernels.work import footprint_bytes
-from perfmodel.cost.residency import held_share
+from perfmodel.cost.l2_cache import held_share
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.hardware.profile import Profile
 from perfmodel.trace.operation import Operation

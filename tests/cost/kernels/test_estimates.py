@@ -6,10 +6,10 @@ import pytest
 
 from calibrate import calls
 from calibrate.calls import tensor
-from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_costs
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
+from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.profile import Device, Profile, find_profile, load_profile
 from perfmodel.trace.operation import Operation, TensorSpec
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from calibrate import calls
 from calibrate.calls import tensor
-from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
 from perfmodel.cost.kernels.scaling import CACHED, LIMITED, SCALED_SPREAD, is_scaled, scaled_cost, scaling_spread
 from perfmodel.cost.kernels.work import least_bytes

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost import residency
-from perfmodel.cost.residency import resident_shares
+from perfmodel.cost import l2_cache
+from perfmodel.cost.l2_cache import resident_shares
 from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
@@ -161,10 +161,10 @@ def test_shares_are_remembered_as_long_as_their_trace() -> None:
     made = program(forward(op({0: 10})))
     shares(made, 10), shares(made, 20)
     identity = id(made.trace)
-    assert len(residency._known[identity]) == 2
+    assert len(l2_cache._known[identity]) == 2
     del made
     gc.collect()
-    assert identity not in residency._known
+    assert identity not in l2_cache._known
 
 
 touched = st.dictionaries(st.integers(0, 5), st.integers(1, 20), max_size=3)

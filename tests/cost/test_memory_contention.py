@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.roofline import MEMORY_EFFICIENCY
-from perfmodel.cost.sharing import memory_sharing
+from perfmodel.cost.memory_contention import memory_sharing
 from perfmodel.hardware.profile import Device
 from perfmodel.trace.operation import Operation, TensorSpec
 

@@ -4,9 +4,9 @@ import pytest
 
 from calibrate import calls
 from calibrate.calls import tensor
-from perfmodel.cost.kernels import costs
-from perfmodel.cost.kernels.cost import KernelCost
-from perfmodel.cost.kernels.costs import kernel_costs
+from perfmodel.cost.kernels import lookup
+from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import Cache, CurveRecord, Device, KernelRecord, Profile
 from perfmodel.trace.kernel_key import kernel_key
@@ -91,10 +91,10 @@ def test_costs_are_remembered_as_long_as_the_profile():
     again = kernel_costs([MM, ADD], profile, False)
     assert [first[0] is again[1], first[1] is again[0]] == [True, True]
     identity = id(profile)
-    assert identity in costs._known
+    assert identity in lookup._known
     del profile
     gc.collect()
-    assert identity not in costs._known
+    assert identity not in lookup._known
 
 
 @pytest.mark.parametrize(

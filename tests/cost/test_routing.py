@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.api import predict
 from perfmodel.cost.collectives import collective_cost
-from perfmodel.cost.groups import route_of
+from perfmodel.cost.routing import route_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, Profile

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.segments import Line, curve_points, fit_curves, fit_segments, leave_one_out, segment_time_s
+from perfmodel.cost.piecewise import Line, curve_points, fit_curves, fit_segments, leave_one_out, segment_time_s
 from perfmodel.hardware.interconnect import CollectiveRecord, CollectiveSegment
 
 US = 1e-6

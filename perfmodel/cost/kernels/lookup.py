@@ -9,15 +9,15 @@ from itertools import chain
 
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.compound import kernels_of
-from perfmodel.cost.kernels.cost import CurveSource, KernelCost, Source
 from perfmodel.cost.kernels.curves import CurveTime, predict_times_s
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.estimates import FACTORS, factor_spread
+from perfmodel.cost.kernels.kernel_cost import CurveSource, KernelCost, Source
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.scaling import scaled_cost
 from perfmodel.cost.kernels.splitting import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
-from perfmodel.cost.residency import held_share
+from perfmodel.cost.l2_cache import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
 from perfmodel.hardware.profile import Device, KernelRecord, Profile
 from perfmodel.trace.kernel_key import kernel_key

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfmodel.cost.contention import Slowdown
-from perfmodel.cost.kernels.cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.roofline import MEMORY_EFFICIENCY
 from perfmodel.cost.transfers import pinned_copy
 from perfmodel.hardware.profile import Device
