@@ -18,9 +18,9 @@ from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Role
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import alone
+from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.tasks import Item
 
 COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
 COMMUNICATION_FACTORS = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7)

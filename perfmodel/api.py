@@ -15,7 +15,7 @@ from perfmodel.progress import doing
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import interconnect_in_use
 from perfmodel.simulate.bottleneck import bottleneck
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.provenance import (
     Talk,

@@ -17,7 +17,7 @@ from perfmodel.limits import MOST_MEASUREMENTS
 from perfmodel.progress import doing
 from perfmodel.report.accuracy import Pair
 from perfmodel.scenario.yaml_file import parse_scenario
-from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 
 

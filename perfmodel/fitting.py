@@ -42,7 +42,7 @@ class Remedy:
     fits : bool or None
         None where no trace of it is at hand.
     needed_bytes : int or None
-        As of :class:`~perfmodel.simulate.memory.MemoryTimeline`, of the rank that takes most.
+        As of :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`, of the rank that takes most.
     """
 
     values: Values

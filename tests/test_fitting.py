@@ -11,7 +11,7 @@ from perfmodel.api import predict, predict_memories
 from perfmodel.fitting import BATCH_SIZE, CHECKPOINTING, OPTIMIZER, Remedy, what_fits
 from perfmodel.report.fitting_text import fitting_lines
 from perfmodel.scenario.yaml_file import load_question
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import TraceNotKeptError, get_trace, only_kept_traces
 from perfmodel.units import format_bytes

@@ -28,7 +28,7 @@ from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
 from perfmodel.report.strategies import Layout, layout_of
 from perfmodel.scenario.scenario import workload_digest
-from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
 

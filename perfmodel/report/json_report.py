@@ -9,7 +9,7 @@ from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, rank_shares
-from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import blocks_of_parts
 

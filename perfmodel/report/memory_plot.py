@@ -11,7 +11,7 @@ from perfmodel.report import palette
 from perfmodel.report.canvas import axes_or_new
 from perfmodel.report.memory_text import shortage_text
 from perfmodel.report.pipeline_ranks import largest_rank, with_largest_memory
-from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.trace import StorageKind
 from perfmodel.units import GIB, MS, format_bytes

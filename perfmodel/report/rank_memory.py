@@ -11,7 +11,7 @@ from perfmodel.report.markdown import table
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement
     from perfmodel.report.accuracy import Card, Case
-    from perfmodel.simulate.memory import MemoryTimeline
+    from perfmodel.simulate.memory.walk import MemoryTimeline
 
 PEAKS = {"peak_allocated": "allocated", "peak_reserved": "reserved"}  # quantities of a case, and their short names
 REMARK = (

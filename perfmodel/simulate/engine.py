@@ -1,7 +1,7 @@
 """Interpreter 1: steps of a rank, or of ranks that send each other messages, and the timeline of one that is steady.
 
-What a rank's host issues stands in :mod:`perfmodel.simulate.issuing`, what its device makes of it in
-:mod:`perfmodel.simulate.device`. On a CPU there is one clock (:mod:`perfmodel.simulate.one_clock`).
+What a rank's host issues stands in :mod:`perfmodel.simulate.host_clock`, what its device makes of it in
+:mod:`perfmodel.simulate.device_clock`. On a CPU there is one clock (:mod:`perfmodel.simulate.one_clock`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Program
-from perfmodel.simulate.issuing import Rank
-from perfmodel.simulate.meeting import Clock, World
-from perfmodel.simulate.step_work import BLOCKING, StepWork
+from perfmodel.simulate.host_clock import Rank
+from perfmodel.simulate.rendezvous import Clock, World
+from perfmodel.simulate.timed_step import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, SideKernel, Timeline, spans
 from perfmodel.trace.trace import EventKind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.step_work import BLOCKING, StepWork
+from perfmodel.simulate.timed_step import BLOCKING, StepWork
 from perfmodel.simulate.timeline import Communication, Timeline, spans
 from perfmodel.trace.trace import EventKind
 

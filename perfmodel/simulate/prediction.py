@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.hardware.profile import Profile
     from perfmodel.program.program import Program
     from perfmodel.scenario.scenario import Scenario
-    from perfmodel.simulate.memory import MemoryTimeline
+    from perfmodel.simulate.memory.walk import MemoryTimeline
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Prediction:
 
     @property
     def step_retries(self) -> int:
-        """Most of any rank, see :class:`~perfmodel.simulate.memory.MemoryTimeline`."""
+        """Most of any rank, see :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`."""
         known = self.rank_memories or (() if self.memory is None else (self.memory,))
         return max((each.step_retries for each in known if each.fits), default=0)
 

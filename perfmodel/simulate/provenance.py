@@ -23,7 +23,7 @@ from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from perfmodel.simulate.memory import MemoryTimeline
+    from perfmodel.simulate.memory.walk import MemoryTimeline
 
 OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
 OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines

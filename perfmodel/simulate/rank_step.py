@@ -24,7 +24,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate, simulate_together
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.step_figures import bubble_of_busy
-from perfmodel.simulate.step_work import StepWork, launched_positions, step_work
+from perfmodel.simulate.timed_step import StepWork, launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 
 

@@ -19,7 +19,7 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, Program
 from perfmodel.program.ranks import RankProgram, rank_programs
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.trace import StorageKind
 from tests.program.strategies.fsdp.recorded_fsdp import Model, Variant, record_steps
 

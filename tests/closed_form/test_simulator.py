@@ -11,7 +11,7 @@ from perfmodel.program.program import Program
 from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace

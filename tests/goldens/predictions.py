@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.api import predict
 from perfmodel.scenario.yaml_file import load_question
-from perfmodel.simulate.memory import MemoryTimeline
+from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import only_kept_traces
 from tests.places import ROOT

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, COMPUTE, HOST, WAIT
 from perfmodel.program.ranks import rank_programs
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import get_optimizer_trace, get_trace
 from perfmodel.trace.trace import EventKind, Trace
 from tests.program.strategies.fsdp.fsdp_scripts import first_step, ours, program, recorded, tiny, torchs, variant_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.hardware.measurement import Measurement, PipelineAction, RankSamples
 from perfmodel.program.program import Collective, Message
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Communication, PhaseSpan, Timeline
 from perfmodel.units import US

@@ -10,7 +10,7 @@ from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan, Timeline
 from perfmodel.trace.kernel_key import kernel_key

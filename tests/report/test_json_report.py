@@ -11,7 +11,7 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.json_report import json_report
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
 

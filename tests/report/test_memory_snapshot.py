@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
 from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.report.memory_snapshot import memory_snapshot, save_memory_snapshot
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 from tests.report.pipelines import with_larger_last

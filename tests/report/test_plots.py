@@ -20,7 +20,7 @@ from perfmodel.report.plots import plot_breakdown, plot_kinds, save_plots
 from perfmodel.report.roofline_plot import plot_roofline
 from perfmodel.report.timeline_plot import busy_shares, plot_timeline
 from perfmodel.scenario.scenario import ParallelismSection
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.units import format_bytes
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile

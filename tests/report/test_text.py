@@ -10,7 +10,7 @@ import pytest
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text import bar, describe, rendered, report
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from tests.report.pipelines import PIPELINE, pipeline, with_larger_last
 from tests.report.synthetic import prediction, profile, scenario
 

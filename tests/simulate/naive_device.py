@@ -1,4 +1,4 @@
-"""What :class:`perfmodel.simulate.device.Device` computes, event by event: slow, and short enough to check by reading."""
+"""What :class:`perfmodel.simulate.device_clock.Device` computes, event by event: slow, and short enough to check by reading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import MOMENT_S
-from perfmodel.simulate.items import Item
+from perfmodel.simulate.device_clock import MOMENT_S
+from perfmodel.simulate.tasks import Item
 
 
 @dataclass(frozen=True)

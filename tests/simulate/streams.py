@@ -11,7 +11,7 @@ from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, Program
 from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 
 Slowed = tuple[list[float], ...]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Edit, Inserted, Program
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import alone
+from perfmodel.simulate.device_clock import Device
 from perfmodel.simulate.one_clock import simulate_one_clock
+from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.tasks import Item
 
 from .steps import ops, program_of
 from .streams import INF, near, reduce_async, run, with_edits

@@ -13,7 +13,7 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import Program
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.trace import EventKind
 

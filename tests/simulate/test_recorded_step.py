@@ -15,9 +15,9 @@ import pytest
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch, find_profile, load_profile
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import alone
+from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.tasks import Item
 from tests.places import TESTS
 
 from .streams import INF

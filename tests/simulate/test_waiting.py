@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import alone
-from perfmodel.simulate.step_work import step_work
+from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.timed_step import step_work
 
 from .steps import ops, program_of
 from .streams import INF, near

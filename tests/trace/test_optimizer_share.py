@@ -8,7 +8,7 @@ import pytest
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import single_device_program
 from perfmodel.scenario.yaml_file import load_scenario
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.optimizer_share import Parts, with_optimizer
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StepEvents, Trace

@@ -16,7 +16,7 @@ from perfmodel.program.program import COLLECTIVE, HOST, RECORD, Collective, Inse
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate import engine
-from perfmodel.simulate.step_work import step_work
+from perfmodel.simulate.timed_step import step_work
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
     Boundary,

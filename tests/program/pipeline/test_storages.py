@@ -10,7 +10,7 @@ from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.storages import with_all_inputs
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.store import get_part_trace
 from perfmodel.trace.trace import StorageKind
 

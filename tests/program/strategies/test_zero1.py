@@ -16,7 +16,7 @@ from perfmodel.program.program import COLLECTIVE, WAIT
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.strategies.zero1 import owned_by_rank, partition
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StorageKind
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.trace import EventKind, StorageKind
 from tests.program.strategies.fsdp.fsdp_scripts import rounded, tiny
 

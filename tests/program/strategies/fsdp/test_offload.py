@@ -15,7 +15,7 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.program.sharding import padded_shard_of, shard_of
 from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
 from tests.program.strategies.fsdp.fsdp_scripts import rounded, tiny

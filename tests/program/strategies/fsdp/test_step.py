@@ -11,7 +11,7 @@ import torch
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.sharding import padded_shard_of
-from perfmodel.simulate.memory import simulate_memory
+from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.trace import StorageKind
 from tests.program.strategies.fsdp.fsdp_scripts import (
     first_step,

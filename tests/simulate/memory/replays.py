@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from perfmodel.simulate.allocator import CachingAllocator, SegmentState
+from perfmodel.simulate.memory.allocator import CachingAllocator, SegmentState
 
 
 class Replay(NamedTuple):

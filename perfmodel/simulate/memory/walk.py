@@ -1,6 +1,6 @@
 """Interpreter 2: what the caching allocator of one rank holds, request by request.
 
-The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.allocator`: the model
+The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.memory.allocator`: the model
 is built, the first step runs (it creates optimizer states and takes library workspaces), then steady steps until one
 needs no new segment. Assumes the default allocator settings, that nobody else asks it for memory, and that no block is
 given to ``record_stream`` (fully_shard gives none): what is freed serves its own stream again at once.
@@ -18,8 +18,10 @@ import numpy as np
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
-from perfmodel.simulate.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, OutOfMemoryError
-from perfmodel.simulate.memory_actions import (
+from perfmodel.simulate.memory.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, OutOfMemoryError
+from perfmodel.simulate.memory.columns import MemoryColumns, MemoryLog, held_after
+from perfmodel.simulate.memory.request_place import OUTSIDE_STEPS, RequestPlace, request_place
+from perfmodel.simulate.memory.requests import (
     Actions,
     ActionWriter,
     first_of_repeat,
@@ -28,9 +30,7 @@ from perfmodel.simulate.memory_actions import (
     persistent_actions,
     with_inserted,
 )
-from perfmodel.simulate.memory_columns import MemoryColumns, MemoryLog, held_after
-from perfmodel.simulate.request_place import OUTSIDE_STEPS, RequestPlace, request_place
-from perfmodel.simulate.temporaries import Script
+from perfmodel.simulate.memory.workspaces import Script
 from perfmodel.trace.storage_reuse import renamed_on_repeat
 from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, Trace
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.simulate.memory_actions import Actions
+from perfmodel.simulate.memory.requests import Actions
 from perfmodel.trace.trace import StorageKind
 
 

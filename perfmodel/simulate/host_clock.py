@@ -5,7 +5,7 @@ it has arrived, its stream is free and what it waits for has happened. The host'
 
     issue = C + maximum.accumulate(held - C)             C: cumulative host cost
 
-and so is the compute stream's (:mod:`perfmodel.simulate.device`). They meet where the host waits for the device (SYNC,
+and so is the compute stream's (:mod:`perfmodel.simulate.device_clock`). They meet where the host waits for the device (SYNC,
 a WAIT of the host's) and where it may not run further ahead (the launch queue is full). The device is run no further
 than the host needs to know, so that whatever is issued later still finds its place.
 
@@ -23,10 +23,10 @@ import numpy as np
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import BY_HOST, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import RECEIVER, SENDER, Clock, Meeting, World
-from perfmodel.simulate.step_work import StepWork
+from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.rendezvous import RECEIVER, SENDER, Clock, Meeting, World
+from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.timed_step import StepWork
 from perfmodel.trace.trace import EventKind
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
 from perfmodel.program.program import Edit, Inserted, Program, Rebuild, single_device_program
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
-from perfmodel.simulate.memory_actions import Actions, with_inserted
+from perfmodel.simulate.memory.requests import Actions, with_inserted
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace

@@ -14,7 +14,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, Message, Program
 from perfmodel.simulate.engine import simulate_together
-from perfmodel.simulate.step_work import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 
 from .steps import ops, program_of

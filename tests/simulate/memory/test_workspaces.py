@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.simulate.temporaries import reduction_buffers_bytes, script_by_rule, uses_cublas, uses_cublaslt
+from perfmodel.simulate.memory.workspaces import reduction_buffers_bytes, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.trace.operation import Operation, TensorSpec, contiguous_stride
 
 T = TensorSpec.parse

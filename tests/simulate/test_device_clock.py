@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device import Device
-from perfmodel.simulate.items import Item
-from perfmodel.simulate.meeting import alone
+from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.tasks import Item
 
 from .naive_device import Entry, NaiveDevice
 from .streams import INF

@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.simulate.allocator import (
-    CachingAllocator,
-    DeviceAddresses,
-    OutOfMemoryError,
-    rounded_bytes,
-)
+from perfmodel.simulate.memory.allocator import CachingAllocator, DeviceAddresses, OutOfMemoryError, rounded_bytes
 from tests.places import TESTS
-from tests.simulate.replays import recorded_places, recorded_segments, replay
+from tests.simulate.memory.replays import recorded_places, recorded_segments, replay
 
 MIB = 2**20
 RECORDINGS = TESTS / "data" / "cuda_steps"

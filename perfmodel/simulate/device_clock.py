@@ -11,7 +11,7 @@ stream slow each other: an entry takes ``compute_factor`` times as long, and the
 cut and the entry that straddles the point goes on with what is left of it, and, where an item has ended, with the pace
 of the blocks that are on. An item of no kind (its contention is not known) neither slows anything nor is slowed: its
 end is known as soon as its start is. Messages slow entries, but are slowed by none: one lasts the same from when it
-moves, whatever runs beside it on either rank (:mod:`perfmodel.simulate.meeting`).
+moves, whatever runs beside it on either rank (:mod:`perfmodel.simulate.rendezvous`).
 
 While other streams wait for events, the gap before each kernel of the compute stream grows by
 :attr:`~perfmodel.hardware.profile.Launch.waiting_gap_s`, where that was measured. (A recorded step of gpt-large
@@ -31,8 +31,8 @@ import numpy as np
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.items import Item, Lane
-from perfmodel.simulate.meeting import Clock
+from perfmodel.simulate.rendezvous import Clock
+from perfmodel.simulate.tasks import Item, Lane
 
 CHUNK = 512  # entries of one pass while communication is near
 MOMENT_S = 1e-9  # less is rounding: what begins as something ends

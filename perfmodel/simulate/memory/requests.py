@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.hardware.profile import MemoryConstants, Profile
 from perfmodel.program.program import COMPUTE, Edit, Inserted, PhaseRun
-from perfmodel.simulate.temporaries import Script, script_by_rule, uses_cublas, uses_cublaslt
+from perfmodel.simulate.memory.workspaces import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace

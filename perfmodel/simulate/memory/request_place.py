@@ -62,7 +62,7 @@ def request_place(
     program : Program
         Of the rank.
     part : str
-        Of the walk, see :class:`~perfmodel.simulate.memory.MemoryTimeline`.
+        Of the walk, see :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`.
     event : int
         Index into the events that the part's step runs.
     step, holds, is_inserted

@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
 from perfmodel.program.program import single_device_program
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.trace import EventKind
 from tests.tracing.recordings import recorded, traced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from perfmodel.simulate.meeting import Meeting
+from perfmodel.simulate.rendezvous import Meeting
 
 
 @dataclass

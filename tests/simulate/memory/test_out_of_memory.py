@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
 from perfmodel.program.program import Edit, Inserted, Program, single_device_program
 from perfmodel.scenario.yaml_file import load_scenario
-from perfmodel.simulate.allocator import segment_bytes
-from perfmodel.simulate.memory import MemoryTimeline, simulate_memory
-from perfmodel.simulate.request_place import RequestPlace
+from perfmodel.simulate.memory.allocator import segment_bytes
+from perfmodel.simulate.memory.request_place import RequestPlace
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StorageKind
 from tests.places import ROOT
-from tests.simulate.test_memory import MIB, PLENTY_BYTES, profile_of, program_of, step_events, training_program
+from tests.simulate.memory.test_walk import MIB, PLENTY_BYTES, profile_of, program_of, step_events, training_program
 
 TINY = ROOT / "scenarios" / "tiny-cpu.yaml"
 CONTEXT_BYTES = 500 * MIB
