@@ -28,8 +28,8 @@ from perfmodel.terminal import print_rich, sentence, write
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perfmodel.prediction.prediction import Prediction
     from perfmodel.report.accuracy import Pair
-    from perfmodel.simulate.prediction import Prediction
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,7 +67,7 @@ def predict(
     prediction = _predict(scenario_file, exact=not no_exact_keys, **question)
     fitting = None
     if prediction.fits is False:
-        from perfmodel.fitting import what_fits
+        from perfmodel.prediction.fitting import what_fits
 
         with shown(), doing("trying what would fit"):
             fitting = what_fits(prediction)
@@ -120,7 +120,7 @@ def _check_outputs(plot: Path | None, trace: Path | None, memory_snapshot: Path 
 def _predict(
     scenario_file: Path, assignments: tuple[str, ...], device: str | None, allow_import: bool, exact: bool = True
 ) -> Prediction:
-    from perfmodel.api import predict as predict_scenario
+    from perfmodel.prediction.predict import predict as predict_scenario
     from perfmodel.scenario.yaml_file import load_question
 
     scenario, profile = load_question(scenario_file, assignments, device)
@@ -242,9 +242,9 @@ def sweep(
     Where SCENARIO has as many hardware.gpus as ranks (parallelism.dp x pp.stages), and hardware.gpus is neither set nor
     varied, each configuration has as many as its own ranks.
     """
+    from perfmodel.prediction.sweep import parse_vary
+    from perfmodel.prediction.sweep import sweep as sweep_scenario
     from perfmodel.report.sweep_text import sweep_text
-    from perfmodel.sweep import parse_vary
-    from perfmodel.sweep import sweep as sweep_scenario
 
     if plot is not None:
         check_folder(plot)

@@ -19,8 +19,8 @@ TARGETS_S = {"warm, in process": 0.05, "warm command line": 1.0, "first, with tr
 
 
 def in_process_s(repeats: int = 20) -> list[float]:
-    from perfmodel.api import predict
     from perfmodel.hardware.profile import find_profile, load_profile
+    from perfmodel.prediction.predict import predict
     from perfmodel.scenario.yaml_file import load_scenario
 
     scenario = load_scenario(SCENARIO)

@@ -28,8 +28,8 @@ from calibrate.sharded_calls import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, line
 from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears
 from calibrate.timing import relative_spread
 from perfmodel.hardware.interconnect import CallRecord
+from perfmodel.prediction.support import NOT_OVER_DTENSORS
 from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
-from perfmodel.support import NOT_OVER_DTENSORS
 from perfmodel.units import MIB
 
 OPTIMIZERS = tuple(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS)

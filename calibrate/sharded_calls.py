@@ -31,7 +31,7 @@ from calibrate.host_timing import timed
 from calibrate.steps import ROUNDS, WARM_UP, WIDTH, linears, step_seconds
 from calibrate.timing import relative_spread
 from perfmodel.hardware.interconnect import CallRecord
-from perfmodel.support import NOT_OVER_DTENSORS
+from perfmodel.prediction.support import NOT_OVER_DTENSORS
 
 MODELS = ((2, 2), (8, 2), (2, 16), (8, 16))  # groups, and parameters of each
 LOOPS = (CLIP, ZERO_GRAD, *(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS))

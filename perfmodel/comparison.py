@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.measurement import Measurement, load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.limits import MOST_MEASUREMENTS
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.progress import doing
 from perfmodel.report.accuracy import Pair
 from perfmodel.scenario.yaml_file import parse_scenario
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 
 
 def predict_measured(
@@ -37,7 +37,7 @@ def predict_measured(
     profile : str, optional
         In place of the profile that each measured scenario names.
     allow_import : bool
-        As in :func:`perfmodel.api.predict`.
+        As in :func:`perfmodel.prediction.predict.predict`.
 
     Returns
     -------

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 import cli
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.prediction import Prediction
 from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
@@ -64,7 +64,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Scenario,
         questions.append((scenario, profile, options))
         return prediction()
 
-    monkeypatch.setattr("perfmodel.api.predict", answer)
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", answer)
     monkeypatch.setattr("perfmodel.comparison.predict", answer)
     return questions
 
@@ -110,7 +110,7 @@ def test_predict_for_real(folder: Path) -> None:
 
 
 def test_no_memory_snapshot_of_a_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: prediction("cpu"))
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", lambda *question, **options: prediction("cpu"))
     result = run("predict", "toy.yaml", "--memory-snapshot", "m.pickle")
     assert result.exit_code == 1
     assert result.stderr == (
@@ -325,12 +325,12 @@ def test_a_defect_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPa
     def broken(*question: Any, **options: Any) -> Prediction:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("perfmodel.api.predict", broken)
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", broken)
     assert isinstance(run("predict", "toy.yaml").exception, ZeroDivisionError)
 
 
 def test_the_rank_of_a_memory_snapshot_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: with_larger_last())
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", lambda *question, **options: with_larger_last())
     assert run("predict", "toy.yaml", "--memory-snapshot", "m.pickle").stderr == "wrote m.pickle of rank 1\n"
 
 

@@ -98,7 +98,7 @@ def test_a_card_is_held_against_what_it_replaces(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("work", "arguments"),
     [
-        ("perfmodel.sweep.sweep", ("sweep", "toy.yaml", "--vary", "batch.size=1,2")),
+        ("perfmodel.prediction.sweep.sweep", ("sweep", "toy.yaml", "--vary", "batch.size=1,2")),
         ("perfmodel.comparison.predict_measured", ("compare", "results")),
     ],
 )

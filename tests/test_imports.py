@@ -154,17 +154,17 @@ def test_the_rules_see_what_a_file_imports_and_when() -> None:
     source = """
 import scipy.optimize
 if TYPE_CHECKING:
-    from perfmodel.api import predict
+    from perfmodel.prediction.predict import predict
 def late():
     import torch
 """
     assert imports(source) == [
         Import("scipy.optimize", True, False),
-        Import("perfmodel.api", False, True),
-        Import("perfmodel.api.predict", False, True),
+        Import("perfmodel.prediction.predict", False, True),
+        Import("perfmodel.prediction.predict.predict", False, True),
         Import("torch", False, False),
     ]
-    assert is_upward(Path("perfmodel/cost/host.py"), "perfmodel.api")
+    assert is_upward(Path("perfmodel/cost/host.py"), "perfmodel.prediction.predict")
     assert not is_upward(Path("perfmodel/cost/host.py"), "perfmodel.units")
 
 
@@ -182,7 +182,10 @@ def loaded_after(code: str) -> list[str]:
 
 def test_the_package_and_the_command_line_are_light() -> None:
     assert (
-        loaded_after("import perfmodel, cli, perfmodel.api, perfmodel.scenario.yaml_file, perfmodel.report.text") == []
+        loaded_after(
+            "import perfmodel, cli, perfmodel.prediction.predict, perfmodel.scenario.yaml_file, perfmodel.report.text"
+        )
+        == []
     )
 
 

@@ -105,7 +105,7 @@ def test_interrupting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*question: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perfmodel.api.predict", interrupted)
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", interrupted)
     result = run("predict", str(ROOT / SHIPPED))
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (INTERRUPTED, "", "Stopped.")
 
@@ -114,12 +114,12 @@ def test_a_file_that_is_cut_off_is_no_interruption(monkeypatch: pytest.MonkeyPat
     def cut(*question: Any, **options: Any) -> None:
         raise EOFError
 
-    monkeypatch.setattr("perfmodel.api.predict", cut)
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", cut)
     assert isinstance(run("predict", str(ROOT / SHIPPED)).exception, EOFError)
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.api.predict", lambda *question, **options: prediction(scenario=named))
+    monkeypatch.setattr("perfmodel.prediction.predict.predict", lambda *question, **options: prediction(scenario=named))
     named = prediction().scenario.model_copy(update={"name": "\x1b[31m[bold]x[/bold]\u202e"})
     result = run("predict", str(ROOT / SHIPPED))
     assert result.exit_code == 0

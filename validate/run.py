@@ -18,8 +18,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
 from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
+from perfmodel.prediction.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.scenario.scenario import FsdpSection
-from perfmodel.support import check_fsdp_groups, check_offload, check_pipeline
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from validate.cases import Case, Split, resolved_scenario

@@ -16,9 +16,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfmodel.api import predict
 from perfmodel.hardware.measurement import load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.prediction.predict import predict
 from perfmodel.scenario.yaml_file import parse_scenario, with_assignments
 
 FOLDER = Path(__file__).parent / "h100"

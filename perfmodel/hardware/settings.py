@@ -2,7 +2,7 @@
 
 Every key of the profile's schema stands here once, with ``*`` for names of kernels, calls, kinds and the like; tests
 hold this table against the schema and against answers. Whether a setting changed one particular answer is found by
-comparing, not by this table (:mod:`perfmodel.what_if`).
+comparing, not by this table (:mod:`perfmodel.prediction.what_if`).
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from perfmodel.files.validation import validated
 from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.measurement import Measurement
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.choices import settings_of
 from perfmodel.report.rank_memory import RankPeaks, rank_peaks
 from perfmodel.report.strategies import Layout, layout_of
 from perfmodel.scenario.scenario import workload_digest
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Timeline
 
 # Format history

@@ -20,10 +20,10 @@ import numpy as np
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import PREDICTED_BY, PREDICTED_TRACE
 from perfmodel.files.writing import check_writable, write_atomically
+from perfmodel.prediction.prediction import KernelUse, Prediction
 from perfmodel.program.program import PIPELINE, Collective
 from perfmodel.report.operators import profiler_name, use_by_operation
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan, SideKernel, Timeline
 from perfmodel.units import DTYPE_BYTES, US
 

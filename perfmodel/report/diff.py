@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.chrome_trace import host_calls, start_and_duration_us
 from perfmodel.report.operators import use_by_operation
 from perfmodel.report.profiler_trace import RecordedStep, load_step
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import merged
 from perfmodel.units import US
 

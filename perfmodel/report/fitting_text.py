@@ -10,7 +10,7 @@ from perfmodel.report.sweep_text import label
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:
-    from perfmodel.fitting import Fitting
+    from perfmodel.prediction.fitting import Fitting
 
 
 def fitting_lines(fitting: Fitting, ask: Callable[[dict[str, list[str]]], str]) -> list[str]:

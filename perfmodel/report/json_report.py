@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
-from perfmodel.report.figures_of_merit import mfu, throughput_samples_per_s
-from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, rank_shares
+from perfmodel.prediction.figures_of_merit import mfu, throughput_samples_per_s
+from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, rank_shares
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import blocks_of_parts
 
 if TYPE_CHECKING:
-    from perfmodel.fitting import Fitting
+    from perfmodel.prediction.fitting import Fitting
 
 # Format history
 # 1  first

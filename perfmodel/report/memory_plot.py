@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.prediction.memory_text import shortage_text
+from perfmodel.prediction.pipeline_ranks import largest_rank, with_largest_memory
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import COMPUTE
 from perfmodel.report import palette
 from perfmodel.report.canvas import axes_or_new
-from perfmodel.report.memory_text import shortage_text
-from perfmodel.report.pipeline_ranks import largest_rank, with_largest_memory
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.trace import StorageKind
 from perfmodel.units import GIB, MS, format_bytes
 
@@ -27,7 +27,7 @@ ROOM = 1.18  # above the highest line, for its name
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates). Of ranks
-    that differ, one that the title names: see :func:`~perfmodel.report.pipeline_ranks.with_largest_memory`. A step that
+    that differ, one that the title names: see :func:`~perfmodel.prediction.pipeline_ranks.with_largest_memory`. A step that
     does not fit is drawn as on a device without a limit. A line shows the most that this device can reserve: its memory
     less what the context and communicators take; far above a small step it would squeeze, words stand in its place.
 

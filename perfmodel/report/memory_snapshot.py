@@ -14,12 +14,12 @@ from typing import Any
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import MEMORY_SNAPSHOT
 from perfmodel.files.writing import write_atomically
+from perfmodel.prediction.pipeline_ranks import with_largest_memory
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import Program
-from perfmodel.report.pipeline_ranks import with_largest_memory
 from perfmodel.simulate.memory.allocator import SegmentEvent, SegmentState
 from perfmodel.simulate.memory.request_place import OUTSIDE_STEPS, Caller, callers, step_of
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.trace import StorageKind
 
 PICKLE_PROTOCOL = 4  # the newest that the viewer reads

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.prediction.figures_of_merit import samples_per_step
 from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.choices import MICRO_BATCHES, Choice, alike, choices
-from perfmodel.report.figures_of_merit import samples_per_step
 from perfmodel.report.palette import GRID, SIDE_STYLES, SIDES
 from perfmodel.units import GIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.simulate.prediction import KernelUse, Prediction
+from perfmodel.prediction.prediction import KernelUse, Prediction
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
 

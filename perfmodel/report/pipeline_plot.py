@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.report import palette
-from perfmodel.report.canvas import axes_or_new, file_words, save_figure
-from perfmodel.report.pipeline_ranks import (
+from perfmodel.prediction.pipeline_ranks import (
     OPTIMIZER,
     Computed,
     ComputedStep,
@@ -19,10 +17,12 @@ from perfmodel.report.pipeline_ranks import (
     predicted_steps,
     rank_stages,
 )
+from perfmodel.prediction.prediction import Prediction
+from perfmodel.report import palette
+from perfmodel.report.canvas import axes_or_new, file_words, save_figure
 from perfmodel.report.text import describe
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import MS, format_seconds, format_share
 
 if TYPE_CHECKING:

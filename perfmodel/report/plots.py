@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.prediction.pipeline_ranks import on_rank
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report import palette
 from perfmodel.report.canvas import axes_or_new, save_figure
 from perfmodel.report.memory_plot import plot_memory
 from perfmodel.report.operators import seconds_by_kind
 from perfmodel.report.pipeline_plot import save_pipeline_plot
-from perfmodel.report.pipeline_ranks import on_rank
 from perfmodel.report.roofline_plot import plot_roofline
 from perfmodel.report.text import LEAST_SHARE, describe, parts_of
 from perfmodel.report.timeline_plot import plot_timeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.units import MS, format_seconds, format_share
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.prediction.pipeline_ranks import titled_of_rank
+from perfmodel.prediction.prediction import KernelUse, Prediction
 from perfmodel.report import palette
 from perfmodel.report.canvas import axes_or_new
-from perfmodel.report.pipeline_ranks import titled_of_rank
-from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.units import format_bytes_per_s, format_flops_per_s, format_share
 
 if TYPE_CHECKING:

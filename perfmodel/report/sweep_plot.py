@@ -24,7 +24,7 @@ from perfmodel.units import GIB, MS, format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.sweep import Configuration, Outcome, SweepResult
+    from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
 
 LOGARITHMIC = 4  # largest value over smallest, from which an axis is
 ROOM_ON_LOGARITHMIC = 1.4  # of the lowest and highest value, for numbers

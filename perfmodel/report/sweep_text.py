@@ -12,7 +12,7 @@ from perfmodel.report.text import rendered
 from perfmodel.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from perfmodel.sweep import Configuration, Outcome, SweepResult
+    from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
 
 LONGEST_VALUE = 44
 WIDEST = 1000  # of the table: never wrapped

@@ -9,17 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from perfmodel.cost.power import Clock
-from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
-from perfmodel.report.memory_text import Row, memory_rows
-from perfmodel.report.pipeline_ranks import (
-    RankShare,
-    bubble_share,
-    on_rank,
-    rank_shares,
-)
+from perfmodel.prediction.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
+from perfmodel.prediction.memory_text import Row, memory_rows
+from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
 from perfmodel.scenario.stage_split import number_of_parts, pipeline_of
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import blocks_of_parts
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 

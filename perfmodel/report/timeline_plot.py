@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfmodel.prediction.pipeline_ranks import computed_stretches, titled_of_rank
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import COMPUTE
 from perfmodel.report import palette
 from perfmodel.report.canvas import axes_or_new, legend_below, wrapped
 from perfmodel.report.operators import use_by_operation
-from perfmodel.report.pipeline_ranks import computed_stretches, titled_of_rank
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import PhaseSpan, SideKernel, merged
 from perfmodel.units import MS, format_seconds
 

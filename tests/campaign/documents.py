@@ -120,8 +120,8 @@ def _few(tree: Any) -> Any:
 
 
 def _trace(_: str) -> Any:
-    from perfmodel.api import predict
     from perfmodel.hardware.profile import find_profile, load_profile
+    from perfmodel.prediction.predict import predict
     from perfmodel.report.chrome_trace import chrome_trace
 
     prediction = predict(parse_scenario(_scenario("tiny"), "tiny"), load_profile(find_profile("h200-sxm-x4")))

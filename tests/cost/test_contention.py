@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.cost.contention import beside_message, operator_kind, slowdowns
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.interconnect import Coupling, Interconnect
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.prediction.predict import predict
 from perfmodel.program.program import Collective
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.trace.kernel_key import kernel_key

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.power import (
     Load,
@@ -19,6 +18,7 @@ from perfmodel.cost.power import (
     power_kind,
 )
 from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, PowerLoop, PowerReading, Profile
+from perfmodel.prediction.predict import predict
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.cost.collectives import collective_cost
 from perfmodel.cost.routing import route_of
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, Profile
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import Members
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.prediction import Prediction
 from tests.refusals import refused
 
 DEVICE = Device(

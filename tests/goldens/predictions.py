@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfmodel.api import predict
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.yaml_file import load_question
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import only_kept_traces
 from tests.places import ROOT
 

@@ -11,14 +11,14 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.settings import EFFECTS, SETTINGS, settings_table
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.what_if import figures
 from perfmodel.scenario.scenario import HardwareSection, Scenario
 from perfmodel.scenario.yaml_file import load_question, with_assignments
-from perfmodel.what_if import figures
 from tests.places import ROOT
 from tests.refusals import refused
 

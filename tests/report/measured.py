@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from perfmodel.hardware.measurement import Measurement, RankCommunication, RankSamples, StepMemory
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.accuracy import Pair
-from perfmodel.simulate.prediction import Prediction
 from validate.cases import resolved_scenario
 
 STEPS = 12

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.hardware.measurement import Measurement, PipelineAction, RankSamples
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import Collective, Message
 from perfmodel.simulate.memory.walk import simulate_memory
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import Communication, PhaseSpan, Timeline
 from perfmodel.units import US
 from tests.report.synthetic import MIB, prediction, scenario

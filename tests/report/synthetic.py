@@ -8,10 +8,10 @@ import numpy as np
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Device, Profile
+from perfmodel.prediction.prediction import KernelUse, Prediction
 from perfmodel.program.program import single_device_program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory.walk import simulate_memory
-from perfmodel.simulate.prediction import KernelUse, Prediction
 from perfmodel.simulate.timeline import PhaseSpan, Timeline
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec

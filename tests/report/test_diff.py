@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.chrome_trace import chrome_trace, save_chrome_trace
 from perfmodel.report.diff import CONCURRENT, DiffRow, diff_with_trace
 from perfmodel.report.diff_text import diff_report
 from perfmodel.report.text import rendered
 from perfmodel.scenario.yaml_file import load_question, parse_scenario
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.simulate.timeline import SideKernel
 from perfmodel.units import US
 from tests.report.pipelines import pipeline

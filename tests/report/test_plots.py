@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from perfmodel.api import predict
+from perfmodel.prediction.predict import predict
 from perfmodel.report import palette
 from perfmodel.report.accuracy import Card
 from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
@@ -22,10 +22,10 @@ from perfmodel.report.timeline_plot import busy_shares, plot_timeline
 from perfmodel.scenario.scenario import ParallelismSection
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.units import format_bytes
+from tests.prediction.test_predict import wired, with_ranks
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
 from tests.report.test_accuracy import CARD
-from tests.test_api import wired, with_ranks
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perfmodel.api import predict
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.prediction.predict import predict
 from perfmodel.report.accuracy import Card, accuracy_card
 from perfmodel.report.accuracy_plots import save_accuracy_plots
 from perfmodel.report.strategies import strategy_groups

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.prediction.sweep import Configuration, SweepResult
 from perfmodel.report.sweep_plot import plot_sweep_memory, plot_sweep_throughput, plot_sweep_time, save_sweep_plots
-from perfmodel.sweep import Configuration, SweepResult
 from tests.report.test_sweep_text import GIB, RESULT, outcome
 
 PNG = b"\x89PNG\r\n\x1a\n"

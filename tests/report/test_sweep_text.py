@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
 from perfmodel.report.sweep_text import sweep_text, value_text
-from perfmodel.sweep import Configuration, Outcome, SweepResult
 
 GIB = 2**30
 

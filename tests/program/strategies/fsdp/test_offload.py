@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.prediction.predict import predict
 from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.sharding import padded_shard_of, shard_of

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from perfmodel.simulate.prediction import KernelUse
-from perfmodel.simulate.step_figures import RankFigures
+from perfmodel.prediction.breakdown import RankFigures
+from perfmodel.prediction.prediction import KernelUse
 from perfmodel.units import format_share
 
 LEAST_HELD = 0.02  # of a step that a device waits for its host; with less, only a slower host would be felt

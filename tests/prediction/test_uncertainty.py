@@ -7,8 +7,8 @@ import math
 import pytest
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
-from perfmodel.simulate.prediction import KernelUse
-from perfmodel.simulate.uncertainty import IN_SITU, NORMAL_90, step_interval_s
+from perfmodel.prediction.prediction import KernelUse
+from perfmodel.prediction.uncertainty import IN_SITU, NORMAL_90, step_interval_s
 
 
 def use(total_s: float, spread: float) -> KernelUse:

@@ -18,12 +18,12 @@ from perfmodel.cost.power import Clock, lowered_clock
 from perfmodel.cost.routing import Route, route_of
 from perfmodel.hardware.interconnect import Interconnect, Role
 from perfmodel.hardware.profile import Profile
+from perfmodel.prediction.breakdown import bubble_of_busy
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Collective, Program
 from perfmodel.program.ranks import RankProgram
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate, simulate_together
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.step_figures import bubble_of_busy
 from perfmodel.simulate.timed_step import StepWork, launched_positions, step_work
 from perfmodel.simulate.timeline import Timeline
 

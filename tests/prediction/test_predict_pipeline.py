@@ -7,15 +7,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, Profile, find_profile, load_profile
+from perfmodel.prediction.costed_rank import rank_steps, timelines_of
+from perfmodel.prediction.figures_of_merit import mfu, samples_per_step
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.ranks import rank_programs
-from perfmodel.report.figures_of_merit import mfu, samples_per_step
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.prediction import Prediction
-from perfmodel.simulate.rank_step import rank_steps, timelines_of
 from perfmodel.trace.kernel_key import kernel_key
 
 MICRO_BATCHES = 4

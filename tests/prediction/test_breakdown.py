@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.program.program import Collective, Message
-from perfmodel.simulate.step_figures import (
+from perfmodel.prediction.breakdown import (
     RankFigures,
     breakdown,
     bubble_of_busy,
@@ -16,6 +15,7 @@ from perfmodel.simulate.step_figures import (
     rank_figures,
     step_flops,
 )
+from perfmodel.program.program import Collective, Message
 from perfmodel.simulate.timeline import Communication
 from perfmodel.units import US
 from tests.report.synthetic import COSTS, prediction, timeline

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.models.own_code import importing_from
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.json_report import json_report
 from perfmodel.report.text import rendered, report
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.simulate.prediction import Prediction
 
 SOURCE = """
 import torch

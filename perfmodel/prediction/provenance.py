@@ -14,11 +14,11 @@ from perfmodel.cost.kernels.scaling import is_scaled
 from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
+from perfmodel.prediction.prediction import KernelUse
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.sharding import offloads
 from perfmodel.program.strategies.fsdp.groups import blocks_of
 from perfmodel.scenario.scenario import FsdpSection, Scenario
-from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s, format_seconds, format_share
 

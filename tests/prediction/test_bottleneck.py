@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
-from perfmodel.simulate.bottleneck import bottleneck, slow_rank
-from perfmodel.simulate.prediction import KernelUse
-from perfmodel.simulate.step_figures import RankFigures
+from perfmodel.prediction.bottleneck import bottleneck, slow_rank
+from perfmodel.prediction.breakdown import RankFigures
+from perfmodel.prediction.prediction import KernelUse
 
 STEP_S = 1.0
 

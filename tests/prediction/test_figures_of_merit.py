@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.report.figures_of_merit import mfu, peak_flops_per_s, samples_per_step, throughput_samples_per_s
+from perfmodel.prediction.figures_of_merit import mfu, peak_flops_per_s, samples_per_step, throughput_samples_per_s
 from tests.report.synthetic import prediction, scenario
 
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from perfmodel.api import predict_memories
 from perfmodel.errors import PerfModelError
-from perfmodel.report.pipeline_ranks import with_largest_memory
+from perfmodel.prediction.pipeline_ranks import with_largest_memory
+from perfmodel.prediction.predict import predict_memories
 from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.trace.store import TraceNotKeptError, only_kept_traces
 from perfmodel.trace.trace import StorageKind
 
 if TYPE_CHECKING:
+    from perfmodel.prediction.prediction import Prediction
     from perfmodel.scenario.scenario import Scenario
-    from perfmodel.simulate.prediction import Prediction
 
 BATCH_SIZE = "batch.size"
 MICRO_BATCHES = "parallelism.pp.micro_batches"

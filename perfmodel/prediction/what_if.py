@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import settings_left_out
-from perfmodel.simulate.prediction import Prediction
 
 
 class Idle(NamedTuple):

@@ -10,8 +10,8 @@ import numpy as np
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.work import model_flops
+from perfmodel.prediction.prediction import KernelUse
 from perfmodel.program.program import Program
-from perfmodel.simulate.prediction import KernelUse
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.kernel_key import kernel_key
 
@@ -28,7 +28,7 @@ ROUNDING = 1e-9  # relative; closer times are equal
 
 
 class RankFigures(NamedTuple):
-    """kernels, breakdown: see :class:`~perfmodel.simulate.prediction.Prediction`. busy_s, host_busy_s: seconds in which
+    """kernels, breakdown: see :class:`~perfmodel.prediction.prediction.Prediction`. busy_s, host_busy_s: seconds in which
     the compute stream works, and the host.
     """
 

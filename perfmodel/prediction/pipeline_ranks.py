@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.pipeline.orders import stages_of
 from perfmodel.program.pipeline.programs import PHASES
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.store import blocks_of_parts
 
 if TYPE_CHECKING:

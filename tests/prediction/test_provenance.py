@@ -13,11 +13,8 @@ from perfmodel.cost.kernels.kernel_cost import KernelCost, Source
 from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
-from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
-from perfmodel.program.ranks import rank_programs
-from perfmodel.scenario.yaml_file import load_question, with_assignments
-from perfmodel.simulate.prediction import KernelUse
-from perfmodel.simulate.provenance import (
+from perfmodel.prediction.prediction import KernelUse
+from perfmodel.prediction.provenance import (
     Talk,
     batches_messages,
     collective_shares,
@@ -31,6 +28,9 @@ from perfmodel.simulate.provenance import (
     sharding_warnings,
     unsteady_warnings,
 )
+from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
+from perfmodel.program.ranks import rank_programs
+from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.simulate.timeline import Communication
 from perfmodel.trace.trace import EventKind
 from tests.report.synthetic import prediction, profile, timeline

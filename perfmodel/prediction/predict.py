@@ -10,14 +10,11 @@ from perfmodel.cost.host import host_slowness, host_spread
 from perfmodel.cost.routing import route_of
 from perfmodel.hardware.interconnect import communicators_bytes
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.ranks import RankProgram, rank_programs
-from perfmodel.progress import doing
-from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.yaml_file import interconnect_in_use
-from perfmodel.simulate.bottleneck import bottleneck
-from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
-from perfmodel.simulate.prediction import KernelUse, Prediction
-from perfmodel.simulate.provenance import (
+from perfmodel.prediction.bottleneck import bottleneck
+from perfmodel.prediction.breakdown import bubble_of_busy, busiest, communication_bytes, rank_figures, step_flops
+from perfmodel.prediction.costed_rank import RankStep, rank_steps, timelines_of
+from perfmodel.prediction.prediction import KernelUse, Prediction
+from perfmodel.prediction.provenance import (
     Talk,
     assumptions,
     batches_messages,
@@ -33,18 +30,15 @@ from perfmodel.simulate.provenance import (
     sharding_warnings,
     unsteady_warnings,
 )
-from perfmodel.simulate.rank_step import RankStep, rank_steps, timelines_of
-from perfmodel.simulate.step_figures import (
-    bubble_of_busy,
-    busiest,
-    communication_bytes,
-    rank_figures,
-    step_flops,
-)
+from perfmodel.prediction.support import check_supported, interconnect_of
+from perfmodel.prediction.uncertainty import step_interval_s
+from perfmodel.prediction.what_if import idle_settings, idle_warnings
+from perfmodel.program.ranks import RankProgram, rank_programs
+from perfmodel.progress import doing
+from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import interconnect_in_use
+from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.simulate.uncertainty import step_interval_s
-from perfmodel.support import check_supported, interconnect_of
-from perfmodel.what_if import idle_settings, idle_warnings
 
 __all__ = ["predict", "predict_memories"]
 

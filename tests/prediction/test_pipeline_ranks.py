@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.pipeline_ranks import (
+from perfmodel.prediction.pipeline_ranks import (
     ComputedStep,
     bubble_share,
     computing_s,

@@ -28,7 +28,7 @@ from itertools import groupby
 
 from perfmodel.cost.kernels.estimates import factor_of_spread
 from perfmodel.cost.kernels.scaling import scaling_spread
-from perfmodel.simulate.prediction import KernelUse
+from perfmodel.prediction.prediction import KernelUse
 
 NORMAL_90 = 1.645  # two-sided 90 % of a normal distribution
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.api import predict
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
+from perfmodel.prediction.sweep import parse_vary, sweep
 from perfmodel.scenario.yaml_file import load_question, with_assignments
-from perfmodel.simulate.prediction import Prediction
-from perfmodel.sweep import parse_vary, sweep
 from tests.places import ROOT
 
 SCENARIOS = ROOT / "scenarios"

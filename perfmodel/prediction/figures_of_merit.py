@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.simulate.prediction import Prediction
+from perfmodel.prediction.prediction import Prediction
 
 # The arithmetic whose datasheet peak a precision is held against.
 ARITHMETIC_OF_PRECISION = {

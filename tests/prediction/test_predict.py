@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
@@ -21,11 +20,12 @@ from perfmodel.hardware.profile import (
     load_profile,
     save_profile,
 )
+from perfmodel.prediction.breakdown import PART_OF_PHASE
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.support import check_supported
 from perfmodel.report.accuracy import accuracy_card
 from perfmodel.scenario.scenario import ParallelismSection, Scenario
 from perfmodel.scenario.yaml_file import load_scenario
-from perfmodel.simulate.step_figures import PART_OF_PHASE
-from perfmodel.support import check_supported
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import StorageKind

@@ -12,15 +12,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.files.validation import shortened
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.limits import MOST_CONFIGURATIONS
+from perfmodel.prediction.figures_of_merit import samples_per_step, throughput_samples_per_s
+from perfmodel.prediction.memory_text import refusal_text, shortage_text
+from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, on_rank
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.progress import doing, shown
-from perfmodel.report.figures_of_merit import samples_per_step, throughput_samples_per_s
-from perfmodel.report.memory_text import refusal_text, shortage_text
-from perfmodel.report.pipeline_ranks import bubble_share, largest_rank, on_rank
 from perfmodel.report.sweep_text import label
 from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
@@ -32,7 +33,6 @@ from perfmodel.scenario.yaml_file import (
     parse_yaml,
     refuse_idle,
 )
-from perfmodel.simulate.prediction import Prediction
 
 # Format history
 # 1  first
@@ -50,7 +50,7 @@ class Outcome:
     one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes, device_bytes (in use at the peak): of
     the rank that needs most, None unless it fits. needed_bytes: the smallest device memory in which it would fit,
     None where it fits. capacity_bytes: the device's.
-    assumptions, warnings: as of :class:`~perfmodel.simulate.prediction.Prediction`.
+    assumptions, warnings: as of :class:`~perfmodel.prediction.prediction.Prediction`.
     """
 
     step_time_s: float
@@ -135,7 +135,7 @@ def sweep(
     assignments : iterable of str
         ``key=value`` that all configurations share, as ``--set`` takes them.
     device, exact, allow_import
-        As in :func:`~perfmodel.scenario.yaml_file.load_question` and :func:`perfmodel.api.predict`.
+        As in :func:`~perfmodel.scenario.yaml_file.load_question` and :func:`perfmodel.prediction.predict.predict`.
     progress : bool
         Show on stderr what is done, once it takes long; see :mod:`perfmodel.progress`.
 

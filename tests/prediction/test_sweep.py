@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.prediction import Prediction
+from perfmodel.prediction.sweep import SweepResult, parse_vary, sweep
 from perfmodel.program.ranks import rank_programs
 from perfmodel.progress import what_is_done
 from perfmodel.scenario.yaml_file import load_question
-from perfmodel.simulate.prediction import Prediction
-from perfmodel.sweep import SweepResult, parse_vary, sweep
 from perfmodel.units import format_bytes
 from tests.places import ROOT
 from tests.report.synthetic import prediction
@@ -44,7 +44,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Prediction | PerfModel
             raise found
         return replace(found, scenario=scenario, profile=profile)
 
-    monkeypatch.setattr("perfmodel.sweep.predict", answer)
+    monkeypatch.setattr("perfmodel.prediction.sweep.predict", answer)
     return known
 
 
@@ -312,7 +312,7 @@ def test_which_configuration_is_predicted_is_said(toy: Path, monkeypatch: pytest
         said.append(what_is_done())
         return predicted(0.9, 1.0, 1.1)
 
-    monkeypatch.setattr("perfmodel.sweep.predict", answer)
+    monkeypatch.setattr("perfmodel.prediction.sweep.predict", answer)
     sweep(toy, {"batch.size": (2, 4)}, progress=True)
     assert said == ["configuration 1 of 2", "configuration 2 of 2"]
 

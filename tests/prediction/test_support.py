@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.api import predict
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import TransferRecord
+from perfmodel.prediction.predict import predict
+from perfmodel.prediction.provenance import assumptions
+from perfmodel.prediction.support import check_supported
 from perfmodel.scenario.scenario import OptimizerSection, Scenario
-from perfmodel.simulate.provenance import assumptions
-from perfmodel.support import check_supported
+from tests.prediction.test_predict import RANKS, wired
 from tests.refusals import refused
-from tests.test_api import RANKS, wired
 
 
 def asked(**parallelism: object) -> Scenario:

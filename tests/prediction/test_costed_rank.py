@@ -7,8 +7,8 @@ import pytest
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Cache, Device, Profile
+from perfmodel.prediction.costed_rank import _durations_s
 from perfmodel.program.program import Program, single_device_program
-from perfmodel.simulate.rank_step import _durations_s
 from perfmodel.trace.operation import Operation
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from perfmodel.report.pipeline_ranks import largest_rank, on_rank
+from perfmodel.prediction.pipeline_ranks import largest_rank, on_rank
+from perfmodel.prediction.prediction import Prediction
 from perfmodel.simulate.memory.request_place import RequestPlace
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.simulate.prediction import Prediction
 from perfmodel.trace.trace import StorageKind
 from perfmodel.units import format_bytes
 
