@@ -28,8 +28,8 @@ from perfmodel.terminal import print_rich, sentence, write
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perfmodel.accuracy.card import Pair
     from perfmodel.prediction.prediction import Prediction
-    from perfmodel.report.accuracy import Pair
 
 
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
@@ -286,9 +286,9 @@ def validate(
     with torch_needed("validate"):
         from validate.cases import choose_cases
         from validate.run import measure_cases
-    from perfmodel.comparison import predict_measurements
-    from perfmodel.report.accuracy import accuracy_card
-    from perfmodel.report.accuracy_text import case_table
+    from perfmodel.accuracy.card import accuracy_card
+    from perfmodel.accuracy.card_text import case_table
+    from perfmodel.accuracy.comparison import predict_measurements
 
     cases = choose_cases(file, assignments, device, only)
     outcome = measure_cases(cases, device or "cuda", output, **options)
@@ -336,9 +336,9 @@ def compare(
     directory: Path, plot: Path | None, output: Path | None, check: Path | None, profile: str | None, allow_import: bool
 ) -> None:
     """Predict every measurement in RESULTS again and show how far off the predictions are."""
-    from perfmodel.comparison import predict_measured
-    from perfmodel.report.accuracy import accuracy_card, check_card_path, load_card, refuse_worse, save_card
-    from perfmodel.report.accuracy_text import accuracy_markdown, summary_line
+    from perfmodel.accuracy.card import accuracy_card, check_card_path, load_card, refuse_worse, save_card
+    from perfmodel.accuracy.card_text import accuracy_markdown, summary_line
+    from perfmodel.accuracy.comparison import predict_measured
 
     if plot is not None:
         check_folder(plot)
@@ -357,8 +357,8 @@ def compare(
         card = accuracy_card(pairs)
     write(f"{summary_line(card) if output or check else accuracy_markdown(card)}\n")
     if plot is not None:
-        from perfmodel.report.accuracy_plots import save_accuracy_plots
-        from perfmodel.report.micro_batches_plot import save_micro_batch_plots
+        from perfmodel.accuracy.micro_batches_plot import save_micro_batch_plots
+        from perfmodel.accuracy.plots import save_accuracy_plots
         from perfmodel.report.pipeline_plot import save_measured_pipelines
 
         wrote(save_accuracy_plots(card, plot))

@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from perfmodel.accuracy.card import save_card
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.accuracy import save_card
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.scenario.scenario import Scenario
+from tests.accuracy.test_card import CARD, measurement
 from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
-from tests.report.test_accuracy import CARD, measurement
 from tests.report.test_text import WHOLE
 
 TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: toy.json}\n"
@@ -65,7 +65,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Scenario,
         return prediction()
 
     monkeypatch.setattr("perfmodel.prediction.predict.predict", answer)
-    monkeypatch.setattr("perfmodel.comparison.predict", answer)
+    monkeypatch.setattr("perfmodel.accuracy.comparison.predict", answer)
     return questions
 
 

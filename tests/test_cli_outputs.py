@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.accuracy.card import save_card
 from perfmodel.hardware.measurement import save_measurement
-from perfmodel.report.accuracy import save_card
 from perfmodel.trace import store
-from tests.report.test_accuracy import CARD, measurement
+from tests.accuracy.test_card import CARD, measurement
 from tests.test_cli import TINY, Asked, asked, failure, folder, run, write_measurement
 
 __all__ = ["asked", "folder"]
@@ -99,7 +99,7 @@ def test_a_card_is_held_against_what_it_replaces(asked: Asked) -> None:
     ("work", "arguments"),
     [
         ("perfmodel.prediction.sweep.sweep", ("sweep", "toy.yaml", "--vary", "batch.size=1,2")),
-        ("perfmodel.comparison.predict_measured", ("compare", "results")),
+        ("perfmodel.accuracy.comparison.predict_measured", ("compare", "results")),
     ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_the_work(

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
+    from perfmodel.accuracy.card import Pair
     from perfmodel.hardware.measurement import Measurement
-    from perfmodel.report.accuracy import Pair
 
 KINDS = {  # what the legend calls them, and their colours
     "F": ("forward", palette.PHASES["forward"]),

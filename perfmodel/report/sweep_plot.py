@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.accuracy.choices import MICRO_BATCHES
 from perfmodel.report.canvas import axes_or_new, save_figure, spread_limits
-from perfmodel.report.choices import MICRO_BATCHES
 from perfmodel.report.palette import CAPACITY, GRID, INK, SERIES
 from perfmodel.report.sweep_text import label, value_text
 from perfmodel.units import GIB, MS, format_bytes

@@ -12,19 +12,19 @@ import pytest
 
 from calibrate.draft import Draft
 from calibrate.jobs import job
+from perfmodel.accuracy.card import save_card
+from perfmodel.accuracy.card_text import accuracy_markdown
 from perfmodel.files import kinds as file_kinds
 from perfmodel.files.kinds import KINDS, described, head_of
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.hardware.profile import CATALOG, Device, KernelRecord, Profile
-from perfmodel.report.accuracy import save_card
-from perfmodel.report.accuracy_text import accuracy_markdown
 from perfmodel.report.canvas import FORMATS, save_figure
 from perfmodel.report.chrome_trace import save_chrome_trace
 from perfmodel.report.memory_snapshot import save_memory_snapshot
+from tests.accuracy.test_card import CARD, measurement
 from tests.calibrate.operations import op, t
 from tests.places import ROOT
 from tests.report.synthetic import prediction
-from tests.report.test_accuracy import CARD, measurement
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.comparison import predict_measurements
+from perfmodel.accuracy.card import accuracy_card
+from perfmodel.accuracy.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
 from perfmodel.hardware.measurement import Measurement
@@ -23,7 +24,6 @@ from perfmodel.hardware.profile import (
 from perfmodel.prediction.breakdown import PART_OF_PHASE
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.support import check_supported
-from perfmodel.report.accuracy import accuracy_card
 from perfmodel.scenario.scenario import ParallelismSection, Scenario
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.trace.kernel_key import kernel_key

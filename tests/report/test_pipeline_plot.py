@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from perfmodel.report.accuracy import Pair
+from perfmodel.accuracy.card import Pair
 from perfmodel.report.palette import OUTSIDE
 from perfmodel.report.pipeline_plot import (
     KINDS,

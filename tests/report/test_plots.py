@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from perfmodel.accuracy.card import Card
+from perfmodel.accuracy.plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
 from perfmodel.prediction.predict import predict
 from perfmodel.report import palette
-from perfmodel.report.accuracy import Card
-from perfmodel.report.accuracy_plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
 from perfmodel.report.memory_plot import plot_memory
 from perfmodel.report.plots import plot_breakdown, plot_kinds, save_plots
 from perfmodel.report.roofline_plot import plot_roofline
@@ -22,10 +22,10 @@ from perfmodel.report.timeline_plot import busy_shares, plot_timeline
 from perfmodel.scenario.scenario import ParallelismSection
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.units import format_bytes
+from tests.accuracy.test_card import CARD
 from tests.prediction.test_predict import wired, with_ranks
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
-from tests.report.test_accuracy import CARD
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

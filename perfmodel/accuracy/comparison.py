@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from perfmodel.accuracy.card import Pair
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.measurement import Measurement, load_measurement
@@ -16,7 +17,6 @@ from perfmodel.limits import MOST_MEASUREMENTS
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.progress import doing
-from perfmodel.report.accuracy import Pair
 from perfmodel.scenario.yaml_file import parse_scenario
 from perfmodel.simulate.memory.walk import MemoryTimeline
 

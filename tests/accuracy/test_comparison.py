@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from perfmodel import comparison
-from perfmodel.comparison import predict_measured
+from perfmodel.accuracy import comparison
+from perfmodel.accuracy.card import accuracy_card
+from perfmodel.accuracy.comparison import predict_measured
 from perfmodel.errors import PerfModelError
-from perfmodel.report.accuracy import accuracy_card
 from perfmodel.scenario.scenario import Scenario
 from tests.test_imports import ROOT
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.report.accuracy import Card, Case
+from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.choices import MICRO_BATCHES
+from perfmodel.accuracy.strategies_plots import save_strategy_plots
 from perfmodel.report.canvas import axes_or_new, save_figure
-from perfmodel.report.choices import MICRO_BATCHES
 from perfmodel.report.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
-from perfmodel.report.strategies_plots import save_strategy_plots
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.accuracy.card import Card, accuracy_card
+from perfmodel.accuracy.plots import save_accuracy_plots
+from perfmodel.accuracy.strategies import strategy_groups
+from perfmodel.accuracy.strategies_plots import plot_strategies
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.prediction.predict import predict
-from perfmodel.report.accuracy import Card, accuracy_card
-from perfmodel.report.accuracy_plots import save_accuracy_plots
-from perfmodel.report.strategies import strategy_groups
-from perfmodel.report.strategies_plots import plot_strategies
 from perfmodel.scenario.scenario import Scenario
-from tests.report.measured import measured
-from tests.report.test_strategies import case
-from tests.report.test_strategies_text import GROUP
+from tests.accuracy.measured import measured
+from tests.accuracy.test_strategies import case
+from tests.accuracy.test_strategies_text import GROUP
 
 (TOGETHER,) = strategy_groups([replace(GROUP[0], split="held-out"), *GROUP[1:]])
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfmodel.report.choices import alike
+from perfmodel.accuracy.choices import alike
 from perfmodel.scenario.scenario import FsdpSection, ParallelismSection, workload_digest
 
 if TYPE_CHECKING:
-    from perfmodel.report.accuracy import Case
+    from perfmodel.accuracy.card import Case
 
 FEWEST_CASES = 3
 STRATEGIES: tuple[str, ...] = get_args(ParallelismSection.model_fields["strategy"].annotation)

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from perfmodel.report.markdown import table
+from perfmodel.accuracy.markdown import table
 
 if TYPE_CHECKING:
+    from perfmodel.accuracy.card import Card, Case
     from perfmodel.hardware.measurement import Measurement
-    from perfmodel.report.accuracy import Card, Case
     from perfmodel.simulate.memory.walk import MemoryTimeline
 
 PEAKS = {"peak_allocated": "allocated", "peak_reserved": "reserved"}  # quantities of a case, and their short names

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.report.accuracy import Card, Case, Pair
-from perfmodel.report.choices import choices, settings_of
-from perfmodel.report.micro_batches_plot import plot_memory, plot_throughput, save_micro_batch_plots
+from perfmodel.accuracy.card import Card, Case, Pair
+from perfmodel.accuracy.choices import choices, settings_of
+from perfmodel.accuracy.micro_batches_plot import plot_memory, plot_throughput, save_micro_batch_plots
 from perfmodel.units import GIB
-from tests.report import test_accuracy
+from tests.accuracy import test_card
 from tests.report.pipelines import measured_pipeline, pipeline
 
 
 def case(count: int, measured_s: float, predicted_s: float, split: str = "tuning", name: str = "gpt-1f1b") -> Case:
     section = {"stages": 2, "schedule": name, "micro_batches": count}
-    return test_accuracy.case(
+    return test_card.case(
         f"{name}-m{count}",
         "pp",
         split,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.accuracy import Case
-from perfmodel.report.strategies import layout_of, strategy_groups
-from tests.report import test_accuracy
+from perfmodel.accuracy.card import Case
+from perfmodel.accuracy.strategies import layout_of, strategy_groups
+from tests.accuracy import test_card
 
 FOUR = {"profile": "toy", "gpus": 4, "nodes": 1, "interconnect": "nvlink"}
 
@@ -28,9 +28,7 @@ def case(name: str, *arguments: Any, step: tuple[float, float] = (1.0, 1.0), **c
     """step: measured and predicted, seconds."""
     strategy, *rest = arguments or (name,)
     sides = {"measured": {"step": step[0]}, "predicted": {"step": step[1]}}
-    return test_accuracy.case(
-        name, "own", "tuning", 0.0, layout=layout_of(scenario(strategy, *rest, **changes)), **sides
-    )
+    return test_card.case(name, "own", "tuning", 0.0, layout=layout_of(scenario(strategy, *rest, **changes)), **sides)
 
 
 def labels(*cases: Case) -> list[list[str]]:

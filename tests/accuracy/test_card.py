@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import PerfModelError
-from perfmodel.hardware.measurement import Measurement, StepMemory
-from perfmodel.report.accuracy import (
+from perfmodel.accuracy.card import (
     Card,
     Case,
     Pair,
@@ -22,6 +20,8 @@ from perfmodel.report.accuracy import (
     save_card,
     worsened,
 )
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.measurement import Measurement, StepMemory
 from tests.report.pipelines import measured_pipeline, pipeline
 from tests.report.synthetic import MIB, prediction
 

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.accuracy.strategies import StrategyGroup, strategy_groups
 from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.palette import GRID, SIDE_MARKERS, SIDES
-from perfmodel.report.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.report.accuracy import Card, Case
+    from perfmodel.accuracy.card import Card, Case
 
 ASIDE = 0.13  # of the distance of rows: measured stands so far above the row's middle, predicted below
 ROOM = 0.35  # of what the axis shows, right of it, for numbers

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfmodel.report.accuracy import Card, Case
-from perfmodel.report.accuracy_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
+from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.card_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
 from perfmodel.report.text import rendered
-from tests.report.test_accuracy import CARD, case
+from tests.accuracy.test_card import CARD, case
 
 TWO = Card(
     (

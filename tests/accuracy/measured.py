@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from perfmodel.accuracy.card import Pair
 from perfmodel.hardware.measurement import Measurement, RankCommunication, RankSamples, StepMemory
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.accuracy import Pair
 from validate.cases import resolved_scenario
 
 STEPS = 12

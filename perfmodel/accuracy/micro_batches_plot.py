@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perfmodel.accuracy.choices import MICRO_BATCHES, Choice, alike, choices
 from perfmodel.prediction.figures_of_merit import samples_per_step
 from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
-from perfmodel.report.choices import MICRO_BATCHES, Choice, alike, choices
 from perfmodel.report.palette import GRID, SIDE_STYLES, SIDES
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.report.accuracy import Card, Case, Pair
+    from perfmodel.accuracy.card import Card, Case, Pair
 
 ABOVE_POINTS, BELOW_POINTS = 11, -22  # from a point to its number: the larger of two stands above
 ROOM = 0.12  # of the axis, above what it shows, for the legend

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.accuracy import Card, Case
-from perfmodel.report.accuracy_text import accuracy_markdown
-from perfmodel.report.choices import MICRO_BATCHES, Swap, alike, choices, settings_of, swaps
+from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.card_text import accuracy_markdown
+from perfmodel.accuracy.choices import MICRO_BATCHES, Swap, alike, choices, settings_of, swaps
 
 
 def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> Case:

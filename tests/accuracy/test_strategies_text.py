@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.report.accuracy import Card, Case
-from perfmodel.report.accuracy_text import accuracy_markdown
-from perfmodel.report.strategies_text import strategies_section
-from tests.report.test_strategies import case
+from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.card_text import accuracy_markdown
+from perfmodel.accuracy.strategies_text import strategies_section
+from tests.accuracy.test_strategies import case
 
 GIB = 2.0**30
 

@@ -7,11 +7,11 @@ import statistics
 from rich.console import RenderableType
 from rich.table import Table
 
-from perfmodel.report.accuracy import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
-from perfmodel.report.choices import NEAR, Choice, alike, choices
-from perfmodel.report.markdown import table
-from perfmodel.report.rank_memory import rank_memory_section
-from perfmodel.report.strategies_text import strategies_section
+from perfmodel.accuracy.card import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
+from perfmodel.accuracy.choices import NEAR, Choice, alike, choices
+from perfmodel.accuracy.markdown import table
+from perfmodel.accuracy.rank_memory import rank_memory_section
+from perfmodel.accuracy.strategies_text import strategies_section
 from perfmodel.units import format_bytes, format_seconds
 
 INTRODUCTION = """# Accuracy

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perfmodel.report.choices import NEAR, Swap, swaps
-from perfmodel.report.markdown import table
-from perfmodel.report.strategies import StrategyGroup, strategy_groups
+from perfmodel.accuracy.choices import NEAR, Swap, swaps
+from perfmodel.accuracy.markdown import table
+from perfmodel.accuracy.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.report.accuracy import Card, Case
+    from perfmodel.accuracy.card import Card, Case
 
 QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step": ("time", format_seconds),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.scenario.scenario import workload_digest
 
 if TYPE_CHECKING:
-    from perfmodel.report.accuracy import Case
+    from perfmodel.accuracy.card import Case
 
 MICRO_BATCHES = "parallelism.pp.micro_batches"
 SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy", MICRO_BATCHES)

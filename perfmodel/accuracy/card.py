@@ -1,7 +1,7 @@
 """The accuracy card: predictions held against measurements, every case with its sign, and sums of them by class.
 
 An error is predicted over measured, minus one: +2 % means predicted too long or too large. The card is plain data
-(``ACCURACY.json``); :mod:`perfmodel.report.accuracy_text` writes it out.
+(``ACCURACY.json``); :mod:`perfmodel.accuracy.card_text` writes it out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from perfmodel.accuracy.choices import settings_of
+from perfmodel.accuracy.rank_memory import RankPeaks, rank_peaks
+from perfmodel.accuracy.strategies import Layout, layout_of
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import CARD, CARD_NUMBERS
 from perfmodel.files.reading import read_json
@@ -25,9 +28,6 @@ from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.choices import settings_of
-from perfmodel.report.rank_memory import RankPeaks, rank_peaks
-from perfmodel.report.strategies import Layout, layout_of
 from perfmodel.scenario.scenario import workload_digest
 from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.simulate.timeline import Timeline
@@ -67,8 +67,8 @@ class Case:
     """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
     what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
     lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
-    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.report.choices`. layout: None on a card
-    that was written before there were any. rank_peaks: see :func:`perfmodel.report.rank_memory.rank_peaks`.
+    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.accuracy.choices`. layout: None on a card
+    that was written before there were any. rank_peaks: see :func:`perfmodel.accuracy.rank_memory.rank_peaks`.
     measured_at: ISO 8601; empty in the earliest, which do not say.
     """
 

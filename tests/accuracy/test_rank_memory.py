@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.accuracy.card import Card, Pair, accuracy_card, load_card, save_card
+from perfmodel.accuracy.card_text import accuracy_markdown
+from perfmodel.accuracy.rank_memory import RankErrors, rank_errors, rank_memory_section, rank_peaks
 from perfmodel.hardware.measurement import Measurement, RankSamples, StepMemory
-from perfmodel.report.accuracy import Card, Pair, accuracy_card, load_card, save_card
-from perfmodel.report.accuracy_text import accuracy_markdown
-from perfmodel.report.rank_memory import RankErrors, rank_errors, rank_memory_section, rank_peaks
 from perfmodel.simulate.memory.walk import MemoryTimeline
+from tests.accuracy.test_card import measurement
 from tests.report.synthetic import MIB, prediction
-from tests.report.test_accuracy import measurement
 
 MEMORY = prediction().memory
 assert MEMORY is not None
