@@ -407,9 +407,9 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     FILE: a saved `nvidia-smi topo -m`, a profile (file or catalog name), or a description such as
     2x8:nvswitch=450GB/s,network=8x50GB/s; this machine if left out.
     """
-    from perfmodel.hardware.topology_paths import parse_layout
-    from perfmodel.hardware.topology_sources import find_topology
-    from perfmodel.report.topology_text import topology_text
+    from perfmodel.topology.paths import parse_layout
+    from perfmodel.topology.sources import find_topology
+    from perfmodel.topology.text import topology_text
 
     if plot is not None:
         from perfmodel.report.canvas import check_picture
@@ -418,7 +418,7 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     graph = find_topology(source, gpu)
     text = topology_text(graph, None if layout is None else parse_layout(layout))
     if plot is not None:
-        from perfmodel.report.topology_plot import save_topology_plot
+        from perfmodel.topology.plot import save_topology_plot
 
         wrote([save_topology_plot(graph, plot)])
     write(text)

@@ -23,7 +23,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import STAGES
 from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.interconnect import LIBRARY, ContentionRecord
-from perfmodel.hardware.topology_matrix import nvidia_smi
+from perfmodel.topology.matrix import nvidia_smi
 
 if TYPE_CHECKING:
     from calibrate.collectives import CollectiveBench, Wanted

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perfmodel.errors import PerfModelError
 from perfmodel.report.canvas import axes_or_new, save_figure
 from perfmodel.report.palette import INK, LINKS, TOPOLOGY_BOXES
-from perfmodel.report.topology_text import Link, alike, gb_per_s, link_name
+from perfmodel.topology.text import Link, alike, gb_per_s, link_name
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -116,7 +116,7 @@ def positions(graph: nx.Graph) -> dict[str, Place]:
 
     Examples
     --------
-    >>> from perfmodel.hardware.topology_sources import described
+    >>> from perfmodel.topology.sources import described
     >>> positions(described("1x2:pcie"))["PCIe0"]
     Place(first=0.0, last=1.0, y=1.0)
     """

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from perfmodel.hardware.topology import code_between, route_code
-from perfmodel.hardware.topology_matrix import PCIE_CODES, processors
-from perfmodel.hardware.topology_paths import Path, Paths, RankGroup, Ring, groups, ring_order
 from perfmodel.report.text import rendered
+from perfmodel.topology.graph import code_between, route_code
+from perfmodel.topology.matrix import PCIE_CODES, processors
+from perfmodel.topology.paths import Path, Paths, RankGroup, Ring, groups, ring_order
 from perfmodel.units import GB
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _links(graph: nx.Graph) -> Table:
 
 
 class Link(NamedTuple):
-    """What links that are alike have in common; see :mod:`perfmodel.hardware.topology`."""
+    """What links that are alike have in common; see :mod:`perfmodel.topology.graph`."""
 
     kind: str
     links: int | None

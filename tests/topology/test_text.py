@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.topology import rates_of, topology
-from perfmodel.hardware.topology_matrix import parse_matrix
-from perfmodel.hardware.topology_sources import described
-from perfmodel.report.topology_text import topology_text
+from perfmodel.topology.graph import rates_of, topology
+from perfmodel.topology.matrix import parse_matrix
+from perfmodel.topology.sources import described
+from perfmodel.topology.text import topology_text
 from tests.places import TESTS
 
 DATA = TESTS / "data" / "topology"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CollectiveRecord, Interconnect
 from perfmodel.hardware.profile import Device, Profile, save_profile
-from perfmodel.hardware.topology import Rate, Rates, code_between, rates_of, topology
-from perfmodel.hardware.topology_matrix import Matrix, parse_matrix
-from perfmodel.hardware.topology_paths import GREEDY_RING, Paths, groups, parse_layout, ring_order
-from perfmodel.hardware.topology_paths import Path as Way
-from perfmodel.hardware.topology_sources import described, find_topology, from_profile
+from perfmodel.topology.graph import Rate, Rates, code_between, rates_of, topology
+from perfmodel.topology.matrix import Matrix, parse_matrix
+from perfmodel.topology.paths import GREEDY_RING, Paths, groups, parse_layout, ring_order
+from perfmodel.topology.paths import Path as Way
+from perfmodel.topology.sources import described, find_topology, from_profile
 from tests.places import TESTS
 from tests.refusals import refused
 
@@ -199,7 +199,7 @@ def test_rings_of_few_and_of_many() -> None:
 
 
 def test_a_ring_of_very_many_is_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.hardware.topology_paths._greedy", lambda paths, gpus: gpus[::-1])
+    monkeypatch.setattr("perfmodel.topology.paths._greedy", lambda paths, gpus: gpus[::-1])
     few, many = (ring_order(described(f"1x{gpus}:pcie=10GB/s")) for gpus in (GREEDY_RING, GREEDY_RING + 1))
     assert few.order == tuple(f"GPU{gpu}" for gpu in reversed(range(GREEDY_RING)))
     assert many.order == tuple(f"GPU{gpu}" for gpu in range(GREEDY_RING + 1))

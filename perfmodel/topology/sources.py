@@ -13,9 +13,9 @@ from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files.reading import read_text
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Profile, catalog_names, find_profile, load_profile
-from perfmodel.hardware.topology import ASSUMED, GENERATIONS, Builder, Rate, Rates, rates_of, topology
-from perfmodel.hardware.topology_matrix import nvidia_smi, parse_matrix
 from perfmodel.limits import MOST_TOPOLOGY_BONDS, MOST_TOPOLOGY_GPUS, MOST_TOPOLOGY_NICS
+from perfmodel.topology.graph import ASSUMED, GENERATIONS, Builder, Rate, Rates, rates_of, topology
+from perfmodel.topology.matrix import nvidia_smi, parse_matrix
 
 if TYPE_CHECKING:
     import networkx as nx

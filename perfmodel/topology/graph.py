@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.topology_matrix import PCIE_CODES, Matrix, nvlinks
+from perfmodel.topology.matrix import PCIE_CODES, Matrix, nvlinks
 from perfmodel.units import GB
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.topology import rates_of, topology
-from perfmodel.hardware.topology_matrix import parse_matrix
-from perfmodel.hardware.topology_sources import described
-from perfmodel.report.topology_plot import Place, plot_topology, positions, save_topology_plot
+from perfmodel.topology.graph import rates_of, topology
+from perfmodel.topology.matrix import parse_matrix
+from perfmodel.topology.plot import Place, plot_topology, positions, save_topology_plot
+from perfmodel.topology.sources import described
 from tests.places import TESTS
 
 DATA = TESTS / "data" / "topology"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.topology_matrix import REMEDY, nvidia_smi, parse_matrix, processors
+from perfmodel.topology.matrix import REMEDY, nvidia_smi, parse_matrix, processors
 from tests.places import TESTS
 
 DATA = TESTS / "data" / "topology"
