@@ -76,8 +76,8 @@ def predict(
 
         write(json.dumps(json_report(prediction, fitting), indent=1) + "\n")
     else:
-        from perfmodel.report.fitting_text import fitting_lines
-        from perfmodel.report.text import report
+        from perfmodel.report.text.fitting import fitting_lines
+        from perfmodel.report.text.prediction import report
 
         def ask(vary: dict[str, list[str]]) -> str:
             return sweep_command(scenario_file, vary, no_exact_keys=no_exact_keys, **question)
@@ -86,19 +86,19 @@ def predict(
         lines = [] if fitting is None else fitting_lines(fitting, ask)
         write("\n  ".join(["\nwhat would fit", *lines]) + "\n" if lines else "")
     if plot is not None:
-        from perfmodel.report.plots import save_plots
+        from perfmodel.report.plots.prediction import save_plots
 
         with shown(), doing("drawing plots"):
             plots = save_plots(prediction, plot)
         wrote(plots)
     if trace is not None:
-        from perfmodel.report.chrome_trace import save_chrome_trace
+        from perfmodel.report.traces.chrome import save_chrome_trace
 
         with shown(), doing("writing the trace"):
             save_chrome_trace(prediction, trace)
         wrote([trace])
     if memory_snapshot is not None:
-        from perfmodel.report.memory_snapshot import save_memory_snapshot
+        from perfmodel.report.traces.memory_snapshot import save_memory_snapshot
 
         with shown(), doing("writing the memory snapshot"):
             rank = save_memory_snapshot(prediction, memory_snapshot)
@@ -110,7 +110,7 @@ def _check_outputs(plot: Path | None, trace: Path | None, memory_snapshot: Path 
     if plot is not None:
         check_folder(plot)
     if trace is not None:
-        from perfmodel.report.chrome_trace import check_trace_path
+        from perfmodel.report.traces.chrome import check_trace_path
 
         check_trace_path(trace)
     if memory_snapshot is not None:
@@ -244,14 +244,14 @@ def sweep(
     """
     from perfmodel.prediction.sweep import parse_vary
     from perfmodel.prediction.sweep import sweep as sweep_scenario
-    from perfmodel.report.sweep_text import sweep_text
+    from perfmodel.report.text.sweep import sweep_text
 
     if plot is not None:
         check_folder(plot)
     result = sweep_scenario(scenario_file, parse_vary(vary), exact=not no_exact_keys, progress=True, **question)
     write(json.dumps(result.to_json(), indent=1) + "\n" if as_json else sweep_text(result))
     if plot is not None:
-        from perfmodel.report.sweep_plot import save_sweep_plots
+        from perfmodel.report.plots.sweep import save_sweep_plots
 
         wrote(save_sweep_plots(result, plot))
 
@@ -310,8 +310,8 @@ def validate(
 @question_options
 def diff(scenario_file: Path, trace_file: Path, **question: Any) -> None:
     """Hold the predicted timeline of SCENARIO against TRACE, a torch.profiler Chrome trace, operator by operator."""
-    from perfmodel.report.diff import diff_with_trace
-    from perfmodel.report.diff_text import diff_report
+    from perfmodel.report.diff.diff import diff_with_trace
+    from perfmodel.report.diff.text import diff_report
 
     print_rich(diff_report(diff_with_trace(_predict(scenario_file, **question), trace_file)))
 
@@ -359,7 +359,7 @@ def compare(
     if plot is not None:
         from perfmodel.accuracy.micro_batches_plot import save_micro_batch_plots
         from perfmodel.accuracy.plots import save_accuracy_plots
-        from perfmodel.report.pipeline_plot import save_measured_pipelines
+        from perfmodel.report.plots.pipeline import save_measured_pipelines
 
         wrote(save_accuracy_plots(card, plot))
         wrote([*save_micro_batch_plots(card, pairs, plot), *save_measured_pipelines(pairs, plot)])
@@ -379,7 +379,7 @@ def profile() -> None:
 def show(name: str) -> None:
     """What the profile NAME (of the catalog, or a file) knows, and how well its fitted curves hold."""
     from perfmodel.hardware.profile import find_profile, load_profile
-    from perfmodel.report.profile_text import profile_report
+    from perfmodel.report.text.profile import profile_report
 
     print_rich(profile_report(load_profile(find_profile(name))))
 
@@ -412,7 +412,7 @@ def topology(source: str | None, plot: Path | None, layout: str | None, gpu: str
     from perfmodel.topology.text import topology_text
 
     if plot is not None:
-        from perfmodel.report.canvas import check_picture
+        from perfmodel.report.plots.canvas import check_picture
 
         check_picture(plot)
     graph = find_topology(source, gpu)

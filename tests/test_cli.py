@@ -16,13 +16,13 @@ from perfmodel.accuracy.card import save_card
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.chrome_trace import save_chrome_trace
+from perfmodel.report.traces.chrome import save_chrome_trace
 from perfmodel.scenario.scenario import Scenario
 from tests.accuracy.test_card import CARD, measurement
 from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
-from tests.report.test_text import WHOLE
+from tests.report.text.test_prediction import WHOLE
 
 TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: toy.json}\n"
 

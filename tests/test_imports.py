@@ -183,7 +183,7 @@ def loaded_after(code: str) -> list[str]:
 def test_the_package_and_the_command_line_are_light() -> None:
     assert (
         loaded_after(
-            "import perfmodel, cli, perfmodel.prediction.predict, perfmodel.scenario.yaml_file, perfmodel.report.text"
+            "import perfmodel, cli, perfmodel.prediction.predict, perfmodel.scenario.yaml_file, perfmodel.report.text.prediction"
         )
         == []
     )

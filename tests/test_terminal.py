@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import cli
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import load_profile
-from perfmodel.report.text import rendered
+from perfmodel.report.text.prediction import rendered
 from perfmodel.terminal import (
     CLOSED_PIPE,
     INTERRUPTED,

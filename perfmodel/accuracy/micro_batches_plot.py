@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from perfmodel.accuracy.choices import MICRO_BATCHES, Choice, alike, choices
 from perfmodel.prediction.figures_of_merit import samples_per_step
-from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
-from perfmodel.report.palette import GRID, SIDE_STYLES, SIDES
+from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure, spread_limits
+from perfmodel.report.plots.palette import GRID, SIDE_STYLES, SIDES
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:

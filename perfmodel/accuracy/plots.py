@@ -11,8 +11,8 @@ import numpy as np
 from perfmodel.accuracy.card import Card, Case
 from perfmodel.accuracy.choices import MICRO_BATCHES
 from perfmodel.accuracy.strategies_plots import save_strategy_plots
-from perfmodel.report.canvas import axes_or_new, save_figure
-from perfmodel.report.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
+from perfmodel.report.plots.canvas import axes_or_new, save_figure
+from perfmodel.report.plots.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _error_axis(ax: Axes, farthest: float, quantity: str) -> None:
 
 
 def layout_words(case: Case) -> str:
-    """How the case is spread over GPUs, one of :data:`~perfmodel.report.palette.LAYOUTS`."""
+    """How the case is spread over GPUs, one of :data:`~perfmodel.report.plots.palette.LAYOUTS`."""
     if MICRO_BATCHES in case.settings:
         return "pipeline"
     if case.layout is None or not case.layout.place:

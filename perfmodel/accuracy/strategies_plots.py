@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.accuracy.strategies import StrategyGroup, strategy_groups
-from perfmodel.report.canvas import axes_or_new, file_words, save_figure, spread_limits
-from perfmodel.report.palette import GRID, SIDE_MARKERS, SIDES
+from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure, spread_limits
+from perfmodel.report.plots.palette import GRID, SIDE_MARKERS, SIDES
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, on_r
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.progress import doing, shown
-from perfmodel.report.sweep_text import label
+from perfmodel.report.text.sweep import label
 from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
     assigned_keys,

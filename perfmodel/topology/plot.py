@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
-from perfmodel.report.canvas import axes_or_new, save_figure
-from perfmodel.report.palette import INK, LINKS, TOPOLOGY_BOXES
+from perfmodel.report.plots.canvas import axes_or_new, save_figure
+from perfmodel.report.plots.palette import INK, LINKS, TOPOLOGY_BOXES
 from perfmodel.topology.text import Link, alike, gb_per_s, link_name
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 def save_topology_plot(graph: nx.Graph, path: Path) -> Path:
-    """Write the picture; see :func:`~perfmodel.report.canvas.save_figure`.
+    """Write the picture; see :func:`~perfmodel.report.plots.canvas.save_figure`.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from perfmodel.report.text import rendered
+from perfmodel.report.text.prediction import rendered
 from perfmodel.topology.graph import code_between, route_code
 from perfmodel.topology.matrix import PCIE_CODES, processors
 from perfmodel.topology.paths import Path, Paths, RankGroup, Ring, groups, ring_order

@@ -122,7 +122,7 @@ def _few(tree: Any) -> Any:
 def _trace(_: str) -> Any:
     from perfmodel.hardware.profile import find_profile, load_profile
     from perfmodel.prediction.predict import predict
-    from perfmodel.report.chrome_trace import chrome_trace
+    from perfmodel.report.traces.chrome import chrome_trace
 
     prediction = predict(parse_scenario(_scenario("tiny"), "tiny"), load_profile(find_profile("h200-sxm-x4")))
     return json.loads(json.dumps(chrome_trace(prediction)))

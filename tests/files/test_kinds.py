@@ -18,9 +18,9 @@ from perfmodel.files import kinds as file_kinds
 from perfmodel.files.kinds import KINDS, described, head_of
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.hardware.profile import CATALOG, Device, KernelRecord, Profile
-from perfmodel.report.canvas import FORMATS, save_figure
-from perfmodel.report.chrome_trace import save_chrome_trace
-from perfmodel.report.memory_snapshot import save_memory_snapshot
+from perfmodel.report.plots.canvas import FORMATS, save_figure
+from perfmodel.report.traces.chrome import save_chrome_trace
+from perfmodel.report.traces.memory_snapshot import save_memory_snapshot
 from tests.accuracy.test_card import CARD, measurement
 from tests.calibrate.operations import op, t
 from tests.places import ROOT

@@ -10,7 +10,7 @@ import pytest
 from perfmodel.prediction.fitting import BATCH_SIZE, CHECKPOINTING, OPTIMIZER, Remedy, what_fits
 from perfmodel.prediction.predict import predict, predict_memories
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.fitting_text import fitting_lines
+from perfmodel.report.text.fitting import fitting_lines
 from perfmodel.scenario.yaml_file import load_question
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import TraceNotKeptError, get_trace, only_kept_traces

@@ -11,7 +11,7 @@ from perfmodel.models.own_code import importing_from
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.json_report import json_report
-from perfmodel.report.text import rendered, report
+from perfmodel.report.text.prediction import rendered, report
 from perfmodel.scenario.scenario import Scenario
 
 SOURCE = """
