@@ -10,15 +10,7 @@ import click
 from click.core import ParameterSource
 
 from perfmodel import __version__
-from perfmodel.cli_options import (
-    ABOVE_0,
-    FILE,
-    OneLineErrors,
-    question_options,
-    sweep_command,
-    torch_needed,
-    wrote,
-)
+from perfmodel.cli.options import ABOVE_0, FILE, OneLineErrors, question_options, sweep_command, torch_needed, wrote
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import MEMORY_SNAPSHOT
 from perfmodel.files.writing import check_folder, check_writable

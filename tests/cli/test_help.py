@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from perfmodel.cli_help import TAUGHT
+from perfmodel.cli.help import TAUGHT
 from perfmodel.hardware.profile import CATALOG, load_profile
 from tests.places import ROOT
 

@@ -13,7 +13,7 @@ from perfmodel.accuracy.card import save_card
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.trace import store
 from tests.accuracy.test_card import CARD, measurement
-from tests.test_cli import TINY, Asked, asked, failure, folder, run, write_measurement
+from tests.cli.test_commands import TINY, Asked, asked, failure, folder, run, write_measurement
 
 __all__ = ["asked", "folder"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from perfmodel.cli_help import TaughtGroup
+from perfmodel.cli.help import TaughtGroup
 from perfmodel.errors import PerfModelError, PerfModelWarning, Terminated
 from perfmodel.terminal import INTERRUPTED, TERMINATED, safe_stderr, safe_stdout, sentence, sigterm_raises, write
 
