@@ -197,7 +197,7 @@ def calibrate(
     output = output or Path(f"{device}.json")
     if interconnect is not None:
         with torch_needed("calibrate"):
-            from calibrate.interconnect_session import calibrate_interconnect
+            from calibrate.interconnect.session import calibrate_interconnect
         limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s, "only": only}
         machines = {"nodes": nnodes, "rendezvous": rdzv}
         if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 
-from calibrate.coupling import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
 from calibrate.draft import Draft
-from calibrate.fit import fit_curves
-from calibrate.power_fit import fitted
+from calibrate.fit.couplings import fit_couplings, fit_message_couplings, fit_own_couplings, fit_own_message_couplings
+from calibrate.fit.kernels import fit_curves
+from calibrate.fit.power import fitted
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import CATALOG, load_profile, save_profile
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from calibrate import calls
-from calibrate.calls import call, tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import call, tensor
 from perfmodel.trace.operation import Operation, TensorSpec
 
 F32, F64, BF16, F16, INT64 = "float32", "float64", "bfloat16", "float16", "int64"
@@ -66,7 +66,7 @@ def tuning() -> list[tuple[str, Operation]]:
         ("", call("scatter_add.default", rows, 1, _indices(rows), rows, out=rows)),
         ("", call("_fft_c2c.default", x._replace(dtype=C64), (1,), 0, True, out=x._replace(dtype=C64))),
         ("", call("_fft_r2c.default", rows, (1,), 0, True, out=tensor(C64, 8192, 1025))),
-        ("", calls.mm(F64, 512, 512, 512)),
+        ("", operators.mm(F64, 512, 512, 512)),
     ]
 
 
@@ -78,11 +78,11 @@ def held_out() -> list[Operation]:
 def _products() -> list[Operation]:
     scale, (fp8, int8) = tensor(F32), ((tensor(d, 4096, 4096), _transposed(d, 4096, 4096)) for d in (FP8, "int8"))
     return [
-        calls.mm(C64, 1024, 1024, 1024),
-        calls.bmm(C64, 16, 256, 256, 256),
-        calls.addmm(C64, 4096, 512, 512, "NN"),
-        calls.mm(C128, 1024, 1024, 1024),
-        calls.mm(F64, 2048, 2048, 2048),
+        operators.mm(C64, 1024, 1024, 1024),
+        operators.bmm(C64, 16, 256, 256, 256),
+        operators.addmm(C64, 4096, 512, 512, "NN"),
+        operators.mm(C128, 1024, 1024, 1024),
+        operators.mm(F64, 2048, 2048, 2048),
         call("_int_mm.default", *int8, out=tensor("int32", 4096, 4096)),
         call("_scaled_mm.default", *fp8, scale, scale, None, None, "torch.bfloat16", out=tensor(BF16, 4096, 4096)),
     ]

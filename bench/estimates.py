@@ -70,8 +70,8 @@ def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
     """A result file's content: of each call its mark, what was predicted before it was timed, and all samples."""
     import torch
 
-    from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
-    from calibrate.measuring import Bench
+    from calibrate.kernels.bench import Bench
+    from calibrate.timing.cuda_stopwatch import CudaSeparator, CudaStopwatch, CudaStream
 
     stream = CudaStream()
     bench = Bench(device, CudaStopwatch(stream, separator=CudaSeparator(stream)))

@@ -12,11 +12,11 @@ import sys
 
 import torch
 
-from calibrate.calls import call, full_reduction, reduction, tensor
-from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.jobs import job
-from calibrate.measuring import Bench
-from calibrate.timing import CpuStopwatch
+from calibrate.kernels.bench import Bench
+from calibrate.kernels.operators import call, full_reduction, reduction, tensor
+from calibrate.timing.cuda_stopwatch import CudaSeparator, CudaStopwatch, CudaStream
+from calibrate.timing.samples import CpuStopwatch
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.trace.operation import Operation, TensorSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from calibrate import sentinels
 from calibrate.draft import Draft
-from calibrate.measuring import OUT_OF_MEMORY
+from calibrate.kernels import drift
+from calibrate.kernels.bench import OUT_OF_MEMORY
 from perfmodel.units import format_seconds
 
 LISTED = 20
@@ -35,7 +35,7 @@ def closing_warnings(draft: Draft, left_out: Sequence[str]) -> list[str]:
     found = _listed("ran out of memory", memory)
     found += _listed("not measured", [f"{key}: {reason}" for key, reason in failed.items() if reason != OUT_OF_MEMORY])
     found += [f"{what} left out for time. Go on with: {command} --resume" for what in left_out]
-    found += sentinels.drift_lines(draft.profile)
+    found += drift.drift_lines(draft.profile)
     unstable = draft.unstable()
     found += _listed("unstable", [f"{command} --only {shlex.quote(key)}" for key in unstable])
     return found

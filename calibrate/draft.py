@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from calibrate.jobs import Job
-from calibrate.timing import Samples
+from calibrate.timing.samples import Samples
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import SAMPLES
 from perfmodel.files.reading import read_json

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate import machine
 from calibrate.draft import Draft
 from calibrate.jobs import Job, missing, program_jobs
+from calibrate.this_machine import facts as machine
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, find_base
 from perfmodel.program.pipeline.programs import parts_of_ranks

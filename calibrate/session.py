@@ -11,20 +11,21 @@ from typing import Any
 
 import torch
 
-from calibrate import machine, sentinels
 from calibrate.closing import closing_report, closing_warnings
-from calibrate.cuda_timing import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.draft import Draft
-from calibrate.grid import grid_classes
-from calibrate.host_pieces import HostPieces
-from calibrate.host_reference import with_general
+from calibrate.host.pieces import HostPieces
+from calibrate.host.reference import with_general
 from calibrate.jobs import Job, chosen, job, missing
-from calibrate.measuring import Bench, failure, observe_jobs, time_jobs, unobserved
+from calibrate.kernels import drift
+from calibrate.kernels.bench import Bench, failure, observe_jobs, time_jobs, unobserved
+from calibrate.kernels.grid import grid_classes
 from calibrate.opening import Wanted, check_output_name, opened, wanted_of
 from calibrate.output_lock import locked
 from calibrate.progress import Progress
 from calibrate.stage_names import CACHE, OTHER_STAGES, POWER, WAITING
-from calibrate.timing import CpuStopwatch, Stopwatch
+from calibrate.this_machine import facts as machine
+from calibrate.timing.cuda_stopwatch import CudaSeparator, CudaStopwatch, CudaStream
+from calibrate.timing.samples import CpuStopwatch, Stopwatch
 from perfmodel.cost.host import host_costs
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.errors import PerfModelError
@@ -206,13 +207,13 @@ class _Session:
 
     def _constants_of_memory(self) -> None:
         if self.device == "cuda":
-            from calibrate.constants import memory_constants
+            from calibrate.device.launch_constants import memory_constants
 
             self._once("memory", lambda: self.draft.update(memory=memory_constants()))
 
     def _launch(self, stopwatch: Stopwatch) -> None:
         if isinstance(stopwatch, CudaStopwatch):
-            from calibrate.constants import empty_kernel_s, launch_constants
+            from calibrate.device.launch_constants import empty_kernel_s, launch_constants
 
             spacing_s = empty_kernel_s(stopwatch)
             self._note("launch", {"empty_kernel_s": spacing_s})
@@ -220,7 +221,7 @@ class _Session:
 
     def _waiting(self) -> None:
         """After the stage of launches, whose section of the profile it adds to."""
-        from calibrate.waiting import PROCESSES, waiting_gaps_s, waiting_spacings_s
+        from calibrate.device.waiting_streams import PROCESSES, waiting_gaps_s, waiting_spacings_s
 
         self.progress.stage(WAITING, PROCESSES)
         spacings_s = waiting_spacings_s(self.progress.advance)
@@ -229,7 +230,7 @@ class _Session:
         self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
 
     def _cache(self, bench: Bench, stopwatch: CudaStopwatch) -> None:
-        from calibrate.cache import measure_cache
+        from calibrate.device.cache import measure_cache
 
         if not self._is_warm:
             self._soak(bench, SHORT_SOAK_S)
@@ -239,7 +240,7 @@ class _Session:
         self.draft.update(provenance=self.draft.profile.provenance | {CACHE: {"measured_at": measured_at}})
 
     def _grid(self, bench: Bench) -> None:
-        from calibrate.grid import grid_operations
+        from calibrate.kernels.grid import grid_operations
 
         jobs = [job(operation, "grid", allowed) for operation, allowed in grid_operations(self.draft.profile.device)]
         jobs = missing(jobs, self.draft.kernels)
@@ -253,7 +254,7 @@ class _Session:
 
     def _host(self) -> None:
         """Piece by piece; those that a stopped run measured are kept beside the profile."""
-        from calibrate.host import measure_host
+        from calibrate.host.costs import measure_host
 
         if not self.draft.path.exists():
             self.draft.write()  # so that a stopped run finds the profile that its pieces belong to
@@ -270,7 +271,7 @@ class _Session:
 
     def _power(self, bench: Bench) -> None:
         if self.device == "cuda":
-            from calibrate.power import measure_power
+            from calibrate.device.power import measure_power
 
             if not self._is_warm:
                 self._soak(bench, SHORT_SOAK_S)
@@ -279,7 +280,7 @@ class _Session:
 
     def _sentinels(self, bench: Bench, when: str) -> None:
         self.progress.stage(f"drift check, {when}", None)
-        self.draft.update(provenance=sentinels.noted(self.draft.profile.provenance, sentinels.measure(bench), when))
+        self.draft.update(provenance=drift.noted(self.draft.profile.provenance, drift.measure(bench), when))
 
     # exact keys
 
@@ -305,7 +306,7 @@ class _Session:
 
         has_modules: or else only its loops over parameters.
         """
-        from calibrate.host import measure_host_keys, measure_host_lists
+        from calibrate.host.costs import measure_host_keys, measure_host_lists
 
         self.progress.stage(f"scenario {scenario.name}, host", None)
         known = self.draft.profile.host
@@ -359,11 +360,11 @@ class _Session:
     def _grid_class(self, bench: Bench, name: str, jobs: Sequence[Job]) -> None:
         """One class of the grid, with the sentinels: these say whether the machine is as fast as it was before."""
         began_s = time.monotonic()
-        times_s = sentinels.measure(bench)
+        times_s = drift.measure(bench)
         time_jobs(bench, jobs, self.draft, self.progress, name)
         facts = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "sentinels_s": times_s}
         self._note("grid_classes", {name: facts})
-        change = sentinels.change(self.draft.profile, times_s)
+        change = drift.change(self.draft.profile, times_s)
         spent = format_seconds(time.monotonic() - began_s)
         self._lines.append(
             f"{name}: {len(jobs)} kernel keys, {spent}; the machine's sentinels changed by {change:+.1%}"
@@ -377,7 +378,7 @@ class _Session:
             self._once("gap", self._gap)
 
     def _gap(self) -> None:
-        from calibrate.constants import gap_s
+        from calibrate.device.launch_constants import gap_s
 
         spacing_s = self.draft.profile.provenance["launch"]["empty_kernel_s"]
         self.draft.update(launch=self.draft.profile.launch.model_copy(update={"gap_s": gap_s(spacing_s)}))
@@ -385,7 +386,7 @@ class _Session:
     def _fit(self) -> None:
         if self.draft.profile.base is not None:  # whose curves they are
             return
-        from calibrate.fit import fit_curves
+        from calibrate.fit.kernels import fit_curves
 
         self.progress.stage("fit", None)
         operations = {key: item.operation for key, item in sorted(self.draft.jobs.items())}
@@ -409,9 +410,9 @@ class _Session:
         """Bring the device into its working state; on a CPU, what the first calls load and allocate."""
         self._is_warm = True
         if self.device == "cpu":
-            sentinels.measure(bench)
+            drift.measure(bench)
             return
-        from calibrate.power import soak
+        from calibrate.device.power import soak
 
         self.progress.stage(f"heat soak, {seconds:g} s", None)
         soak(seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from calibrate.machine import machine_facts
+from calibrate.this_machine.facts import machine_facts
 
 GPU_FIELDS = (
     "driver_version",

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import pipelining
 
-from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks
+from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, Alone, Ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import PipelineAction
 from perfmodel.models.stages import boundary_tensors, cut, loss_of

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.ranks import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
+from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
 from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from calibrate.host_reference import HostReference
-from calibrate.ranks import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
+from calibrate.host.reference import HostReference
+from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.measurement import Measurement, PipelineAction, StepMemory

@@ -111,14 +111,14 @@ SCENARIO_NAMES: dict[str, Names] = {
 
 def made_interconnects() -> Iterable[str]:
     """Those that calibrate makes on a machine."""
-    from calibrate.interconnects import INTERCONNECTS
+    from calibrate.this_machine.wirings import INTERCONNECTS
 
     return INTERCONNECTS
 
 
 def stages() -> Iterable[str]:
     """Of the general calibration."""
-    from calibrate import grid_cuda
+    from calibrate.kernels import grid_cuda
     from calibrate.stage_names import OTHER_STAGES
 
     return [*OTHER_STAGES, *grid_cuda.classes()]

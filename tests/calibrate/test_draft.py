@@ -12,7 +12,7 @@ import pytest
 
 from calibrate.draft import Draft
 from calibrate.jobs import Job
-from calibrate.timing import Samples
+from calibrate.timing.samples import Samples
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, KernelRecord, Profile, save_profile
 from perfmodel.trace.operation import Operation, TensorSpec, decode_operation, encode_operation

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from calibrate import session
-from calibrate.activity import observe
-from calibrate.cuda_timing import CudaStopwatch, CudaStream
 from calibrate.jobs import job
-from calibrate.materialise import materialise
-from calibrate.measuring import Bench
+from calibrate.kernels.arguments import materialise
+from calibrate.kernels.bench import Bench
+from calibrate.kernels.profiled import observe
 from calibrate.session import calibrate
+from calibrate.timing.cuda_stopwatch import CudaStopwatch, CudaStream
 from perfmodel.trace.operation import Operation
-from tests.calibrate.operations import OPERATIONS, op, t
+from tests.calibrate.kernels.operations import OPERATIONS, op, t
 
 pytestmark = pytest.mark.gpu
 

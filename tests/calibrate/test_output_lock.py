@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from calibrate import imported, interconnect_session, output_lock, session
+from calibrate import imported, output_lock, session
+from calibrate.interconnect import session as interconnect_session
 from calibrate.output_lock import locked
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, save_profile

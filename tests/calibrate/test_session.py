@@ -14,13 +14,15 @@ import torch
 from click.testing import CliRunner
 
 import cli
-from calibrate import draft, host, machine, session
+from calibrate import draft, session
 from calibrate.closing import closing_warnings
-from calibrate.host_pieces import HostPieces
+from calibrate.host import costs
+from calibrate.host.pieces import HostPieces
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
-from calibrate.measuring import Bench, failure
+from calibrate.kernels.bench import Bench, failure
 from calibrate.progress import Progress
-from calibrate.timing import CpuStopwatch, Limits, Samples
+from calibrate.this_machine import facts as machine
+from calibrate.timing.samples import CpuStopwatch, Limits, Samples
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import (
     HostRecord,
@@ -35,7 +37,7 @@ from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key
-from tests.calibrate.operations import op, t
+from tests.calibrate.kernels.operations import op, t
 
 GRID = [op("mm.default", t(f"float32[8,{n}]"), t(f"float32[{n},8]")) for n in (4, 8, 12, 16, 20, 24)]
 KEYS = sorted(kernel_key(operation) for operation in GRID)
@@ -45,9 +47,11 @@ MISSING_OPERATOR = op("no_such_operator.default", t("float32[2]"))
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid of six products and one host cost; every record is written down at once."""
-    monkeypatch.setattr("calibrate.grid.grid_operations", lambda device: [(operation, False) for operation in GRID])
-    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: {"call": HostRecord(time_s=1e-6)})
-    monkeypatch.setattr("calibrate.host.measure_host_keys", lambda *arguments: {})
+    monkeypatch.setattr(
+        "calibrate.kernels.grid.grid_operations", lambda device: [(operation, False) for operation in GRID]
+    )
+    monkeypatch.setattr("calibrate.host.costs.measure_host", lambda *_: {"call": HostRecord(time_s=1e-6)})
+    monkeypatch.setattr("calibrate.host.costs.measure_host_keys", lambda *arguments: {})
     monkeypatch.setattr(draft, "CHECKPOINT_S", 0.0)
     quick = Limits(fewest=3, most=3, fewest_long=3, most_long=3, sample_s=1e-4)
     monkeypatch.setattr(session, "CpuStopwatch", lambda: CpuStopwatch(quick))
@@ -145,7 +149,7 @@ def test_kernels_and_host_keys_of_all_parts_of_a_pipeline_are_added(
     hardware = {"profile": "x", "gpus": 2}
     cut = Scenario.model_validate({"name": "cut", **changes, "parallelism": {"pp": section}, "hardware": hardware})
     known = {"reference": HostRecord(time_s=1e-3)}
-    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: known)
+    monkeypatch.setattr("calibrate.host.costs.measure_host", lambda *_: known)
     asked: list[tuple[str, Any, Any]] = []
 
     def keys(trace: Any, precision: str, device: str, known: Any, *_: Any) -> dict[str, HostRecord]:
@@ -156,8 +160,8 @@ def test_kernels_and_host_keys_of_all_parts_of_a_pipeline_are_added(
         asked.append(("lists", None, len(trace.parameters)))
         return {f"zero_grad {len(asked)}": HostRecord(time_s=1e-6)}
 
-    monkeypatch.setattr("calibrate.host.measure_host_keys", keys)
-    monkeypatch.setattr("calibrate.host.measure_host_lists", lists)
+    monkeypatch.setattr("calibrate.host.costs.measure_host_keys", keys)
+    monkeypatch.setattr("calibrate.host.costs.measure_host_lists", lists)
     timed = counted(monkeypatch)
     profile = session.calibrate(tmp_path / "p.json", "cpu", [cut], budget_s=0, progress=False)
     wanted = {item.key for each in rank_programs(cut) for item in program_jobs(each.program, cut.matmul_tf32)}
@@ -346,10 +350,12 @@ def test_a_calibration_on_a_base_that_was_stopped_in_its_host_stage_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("calibrate.host.measure_host", stop)
+        patch.setattr("calibrate.host.costs.measure_host", stop)
         session.calibrate(path, "cpu", base="base", progress=False)
     found: list[list[str]] = []
-    monkeypatch.setattr("calibrate.host.measure_host", lambda *arguments: found.append(arguments[2].finished) or {})
+    monkeypatch.setattr(
+        "calibrate.host.costs.measure_host", lambda *arguments: found.append(arguments[2].finished) or {}
+    )
     session.calibrate(path, "cpu", resume=True, progress=False)
     assert found == [["modules"]]
 
@@ -399,7 +405,7 @@ def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
     base = session.calibrate(tmp_path / "base.json", "cpu", progress=False)
     monkeypatch.setattr(machine, "cpu_name", lambda: "another")
-    monkeypatch.setattr("calibrate.host.measure_host", lambda *_: {"call": HostRecord(time_s=2e-6)})
+    monkeypatch.setattr("calibrate.host.costs.measure_host", lambda *_: {"call": HostRecord(time_s=2e-6)})
     timed = counted(monkeypatch)
     path = tmp_path / "second.json"
     second = session.calibrate(path, "cpu", base="base", progress=False)
@@ -482,13 +488,13 @@ class Clock:
             return [(f"piece {number}", "piece", partial(measure, number)) for number in range(HOST_PIECES)]
 
         monkeypatch.setattr(Bench, "time", kernel)
-        monkeypatch.setattr(host, "measure_host", MEASURE_HOST)
-        monkeypatch.setattr(host, "_pieces", pieces)
+        monkeypatch.setattr(costs, "measure_host", MEASURE_HOST)
+        monkeypatch.setattr(costs, "_pieces", pieces)
         monkeypatch.setattr("calibrate.session.time.monotonic", lambda: self.now_s)
 
 
 HOST_PIECES = 10
-MEASURE_HOST = host.measure_host
+MEASURE_HOST = costs.measure_host
 
 
 @pytest.mark.parametrize("budget_s", [1.0, 6.0, 12.0, 20.0, 100.0])
@@ -551,7 +557,7 @@ def test_warnings_are_shown_in_quiet_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(draft, "UNSTABLE_SPREAD", {"cpu": -1.0})
-    monkeypatch.setattr("calibrate.sentinels.DRIFT", {"cpu": -1.0})
+    monkeypatch.setattr("calibrate.kernels.drift.DRIFT", {"cpu": -1.0})
     session.calibrate(tmp_path / "p.json", "cpu", progress=False)
     shown = capsys.readouterr()
     assert "the machine drifted meanwhile: add by" in shown.err

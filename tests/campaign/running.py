@@ -77,7 +77,7 @@ def _nothing_is_measured(command: str) -> Iterator[None]:
     with ExitStack() as stack:
         for name, answer in (
             ("calibrate.session.calibrate", None),
-            ("calibrate.interconnect_session.calibrate_interconnect", None),
+            ("calibrate.interconnect.session.calibrate_interconnect", None),
             ("validate.run.measure_cases", Measured(measured=[], failures=[])),
         ):
             stack.enter_context(mock.patch(name, return_value=answer))

@@ -14,7 +14,7 @@ from tests.campaign.documents import edited
 from tests.campaign.running import run
 
 FOUND = Path(__file__).parent / "found"
-LOADED_FIRST = ("calibrate.session", "calibrate.interconnect_session", "validate.run")  # what running.py replaces
+LOADED_FIRST = ("calibrate.session", "calibrate.interconnect.session", "validate.run")  # what running.py replaces
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.Monkey
         calls.append((asked, options))
         return next(answers)
 
-    monkeypatch.setattr("calibrate.interconnect_session.calibrate_interconnect", calibrate)
+    monkeypatch.setattr("calibrate.interconnect.session.calibrate_interconnect", calibrate)
     asked = ("calibrate", "--interconnect", "gloo", "--device", "cpu")
     plain = run(*asked)
     limits = ("--budget", 7, "--timeout", 9, "--ranks", 4, "--nnodes", 2, "--rdzv", "host:1", "--only", "calls")
@@ -266,7 +266,7 @@ def test_calibrate_refuses_what_only_interconnects_take(folder: Path, option: tu
 
 
 def test_the_usual_time_limit_is_said() -> None:
-    from calibrate.interconnect_session import TIMEOUT_S
+    from calibrate.interconnect.session import TIMEOUT_S
 
     assert f"{TIMEOUT_S:g} if left" in " ".join(run("calibrate", "--help").stdout.split())
 

@@ -72,8 +72,8 @@ def test_examples_can_be_run(name: str, example: str, tmp_path: Path, monkeypatc
 
 
 def test_names_come_from_the_code() -> None:
-    from calibrate.interconnects import INTERCONNECTS
     from calibrate.stage_names import GENERAL, OTHER_STAGES
+    from calibrate.this_machine.wirings import INTERCONNECTS
     from perfmodel.hardware.profile import catalog_names
     from perfmodel.scenario.families import FAMILIES
 

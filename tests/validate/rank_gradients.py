@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from calibrate.ranks import join, telling
+from calibrate.this_machine.launcher import join, telling
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.scenario.scenario import Scenario
 from validate.forms import make_form

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from calibrate.ranks import join, telling
+from calibrate.this_machine.launcher import join, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.scenario import Scenario
 from validate.pipelines import PipelineStep, own_parts

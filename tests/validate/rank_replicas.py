@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from calibrate.ranks import join, telling
+from calibrate.this_machine.launcher import join, telling
 from perfmodel.scenario.scenario import Scenario
 from validate.pipelines import PipelineStep, own_parts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrate.ranks import Launch, run_ranks
+from calibrate.this_machine.launcher import Launch, run_ranks
 from perfmodel.program.strategies.ddp import ddp_buckets
 from perfmodel.trace.store import get_trace
 from tests.places import ROOT

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.ranks import Launch, run_ranks
+from calibrate.this_machine.launcher import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement, save_measurement
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from calibrate.ranks import Launch, run_ranks
+from calibrate.this_machine.launcher import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.models.build import build_module
 from perfmodel.program.builder import Editor

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from calibrate.ranks import Alone
+from calibrate.this_machine.launcher import Alone
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.scenario import Scenario, workload_of
 from validate import worker

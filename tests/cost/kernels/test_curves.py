@@ -1,7 +1,7 @@
 import pytest
 
-from calibrate import calls
-from calibrate.calls import tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.curves import curve_spread, predict_time_s, predict_times_s
 from perfmodel.hardware.profile import CurveRecord, Device
 
@@ -19,7 +19,7 @@ POINTWISE = CurveRecord(
 
 def test_pointwise_by_hand():
     x = tensor("float32", 1000, 1000)
-    add = calls.binary("add.Tensor", x, x)
+    add = operators.binary("add.Tensor", x, x)
     time_s, spread, source = predict_time_s(add, DEVICE, {"pointwise": POINTWISE}, tf32=False)
     assert source == "curve"
     assert time_s == pytest.approx(2e-6 + 12e6 / 4e12, rel=1e-6)
@@ -32,7 +32,7 @@ def test_spread_is_never_less_than_a_per_cent():
 
 def test_no_curve_no_prediction():
     x = tensor("float32", 1000, 1000)
-    operations = [calls.mm("float32", 8, 8, 8), calls.unary("neg.default", x)]
+    operations = [operators.mm("float32", 8, 8, 8), operators.unary("neg.default", x)]
     gemm, neg = predict_times_s(operations, DEVICE, {"pointwise": POINTWISE}, tf32=False)
     assert gemm is None
     assert neg is not None
@@ -52,7 +52,7 @@ def test_a_correction_multiplies_the_form():
         "point 0 weight [warp 4]": 0.1,
     }
     corrected = plain.model_copy(update={"parameters": plain.parameters | at})
-    forward, _ = calls.softmax("float32", (512, 1024))
+    forward, _ = operators.softmax("float32", (512, 1024))
     before, after = (
         predict_time_s(forward, DEVICE, {"row_forward _softmax": record}, False)[0] for record in (plain, corrected)
     )

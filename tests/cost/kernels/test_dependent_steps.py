@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.calls import tensor
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.hardware.profile import Device
 from perfmodel.trace.operation import Argument, Operation, TensorSpec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate import calls
-from calibrate.calls import tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.dependent_steps import dependent_steps_s
 from perfmodel.cost.kernels.estimates import FAR, NEAR, factor_of_spread
 from perfmodel.cost.kernels.kernel_cost import KernelCost
@@ -77,7 +77,7 @@ def test_a_curve_of_other_operators_or_dtypes_is_no_measurement(
 
 def test_a_complex_product_takes_as_long_as_the_real_one_with_the_same_arithmetic(h200: Profile) -> None:
     """[m, 2k] x [2k, 2n], and not [m, k] x [k, n]."""
-    for build in (calls.mm, calls.addmm, lambda dtype, *sizes: calls.bmm(dtype, 1, *sizes)):
+    for build in (operators.mm, operators.addmm, lambda dtype, *sizes: operators.bmm(dtype, 1, *sizes)):
         found, real, least = (
             kernel_costs([build(dtype, 4096, n, k)], h200, False, False)[0]
             for dtype, n, k in (("complex64", 2048, 2048), ("float32", 4096, 4096), ("float32", 2048, 2048))
@@ -163,7 +163,7 @@ def test_outside_the_shapes_of_the_fit_is_said_and_less_sure(h200: Profile) -> N
     )
     known = h200.model_copy(update={"curves": h200.curves | {"reduction": ranges}})
     inside, beside, outside, far = (
-        kernel_costs([calls.reduction("mean.dim", tensor("float32", rows, 2048), (1,))], known, False)[0]
+        kernel_costs([operators.reduction("mean.dim", tensor("float32", rows, 2048), (1,))], known, False)[0]
         for rows in (65536, 200_000, 2**20, 2**22)
     )
     assert [each.source for each in (inside, beside, outside, far)] == [

@@ -1,7 +1,7 @@
 import pytest
 
-from calibrate import calls
-from calibrate.calls import tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.features import FORMS, features_of, memory_path
 from perfmodel.hardware.profile import Device
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -17,18 +17,18 @@ def _labels(operation, tf32=False):
 
 
 def test_a_fused_step_does_not_count_its_step_counters():
-    features = features_of(calls.fused_adamw([tensor("float32", 10)] * 37), H200, False)
+    features = features_of(operators.fused_adamw([tensor("float32", 10)] * 37), H200, False)
     assert features.numbers["launches"] == 2  # 36 tensors a launch of four lists
 
 
 def test_memory_paths():
-    assert memory_path(calls.binary("add.Tensor", X, X)) == "vectorised"
-    assert memory_path(calls.unary("mul.Tensor", X, 0.5)) == "vectorised"
-    assert memory_path(calls.binary("mul.Tensor", X, tensor("float32"))) == "vectorised"
-    assert memory_path(calls.binary("add.Tensor", X, X._replace(dtype="bfloat16"))) == "cast"
-    assert memory_path(calls.binary("mul.Tensor", X, tensor("float32", 768))) == "broadcast"
-    assert memory_path(calls.binary("mul.Tensor", X, X._replace(stride=(128, 1, 0)))) == "broadcast"
-    assert memory_path(calls.binary("add.Tensor", X, X._replace(stride=(98304, 1, 128)))) == "permuted"
+    assert memory_path(operators.binary("add.Tensor", X, X)) == "vectorised"
+    assert memory_path(operators.unary("mul.Tensor", X, 0.5)) == "vectorised"
+    assert memory_path(operators.binary("mul.Tensor", X, tensor("float32"))) == "vectorised"
+    assert memory_path(operators.binary("add.Tensor", X, X._replace(dtype="bfloat16"))) == "cast"
+    assert memory_path(operators.binary("mul.Tensor", X, tensor("float32", 768))) == "broadcast"
+    assert memory_path(operators.binary("mul.Tensor", X, X._replace(stride=(128, 1, 0)))) == "broadcast"
+    assert memory_path(operators.binary("add.Tensor", X, X._replace(stride=(98304, 1, 128)))) == "permuted"
 
 
 def test_copies_of_lists_have_the_dtypes_of_source_and_target():
@@ -40,11 +40,11 @@ def test_copies_of_lists_have_the_dtypes_of_source_and_target():
 @pytest.mark.parametrize(
     ("operation", "tf32", "expected"),
     [
-        (calls.mm("bfloat16", 512, 768, 768, "NT"), False, ("gemm 16-bit", "NT", "16", "plain", "bf16")),
-        (calls.mm("float16", 768, 50257, 512, "TN"), False, ("gemm 16-bit", "TN", "2 TN", "plain", "fp16")),
-        (calls.mm("bfloat16", 30522, 768, 512, "TN"), False, ("gemm 16-bit", "TN", "4 TN", "plain", "bf16")),
-        (calls.addmm("float32", 8, 16, 32), True, ("gemm tf32", "NT", "16", "bias", "tf32")),
-        (calls.bmm("float32", 48, 128, 64, 128, "TN"), False, ("gemm fp32", "TN", "16", "batched", "fp32")),
+        (operators.mm("bfloat16", 512, 768, 768, "NT"), False, ("gemm 16-bit", "NT", "16", "plain", "bf16")),
+        (operators.mm("float16", 768, 50257, 512, "TN"), False, ("gemm 16-bit", "TN", "2 TN", "plain", "fp16")),
+        (operators.mm("bfloat16", 30522, 768, 512, "TN"), False, ("gemm 16-bit", "TN", "4 TN", "plain", "bf16")),
+        (operators.addmm("float32", 8, 16, 32), True, ("gemm tf32", "NT", "16", "bias", "tf32")),
+        (operators.bmm("float32", 48, 128, 64, 128, "TN"), False, ("gemm fp32", "TN", "16", "batched", "fp32")),
     ],
 )
 def test_gemm_labels(operation, tf32, expected):
@@ -57,19 +57,19 @@ def test_row_lengths():
         numbers = features_of(operation, H200, False).numbers
         return numbers["rows"], numbers["length"]
 
-    for operation in (*calls.layer_norm("float32", 4, 128, 768), *calls.rms_norm("bfloat16", 4, 128, 768)):
+    for operation in (*operators.layer_norm("float32", 4, 128, 768), *operators.rms_norm("bfloat16", 4, 128, 768)):
         assert rows(operation) == (512, 768)
-    read_one, read_all = calls.nll_loss("float32", 512, 30522)
+    read_one, read_all = operators.nll_loss("float32", 512, 30522)
     assert rows(read_one) == (512, 1)
-    for operation in (*calls.softmax("float32", (512, 30522), log=True), read_all):
+    for operation in (*operators.softmax("float32", (512, 30522), log=True), read_all):
         assert rows(operation) == (512, 30522)
-    assert rows(calls.softmax("float32", (4, 12, 128, 64))[0]) == (4 * 12 * 128, 64)
-    assert rows(calls.reduction("mean.dim", X, (-1,))) == (512, 768)
-    assert rows(calls.reduction("sum.dim_IntList", X, (0, 1))) == (512, 768)
+    assert rows(operators.softmax("float32", (4, 12, 128, 64))[0]) == (4 * 12 * 128, 64)
+    assert rows(operators.reduction("mean.dim", X, (-1,))) == (512, 768)
+    assert rows(operators.reduction("sum.dim_IntList", X, (0, 1))) == (512, 768)
 
 
 def test_convolution_is_three_products():
-    forward, backward = calls.convolution("bfloat16", 4, 64, 56, 128, kernel=3, stride=2, last=True, bias=False)
+    forward, backward = operators.convolution("bfloat16", 4, 64, 56, 128, kernel=3, stride=2, last=True, bias=False)
     one = features_of(forward, H200, False).numbers
     assert [one[f"forward_{size}"] for size in "mnk"] == [4 * 28 * 28, 128, 64 * 9]
     two = features_of(backward, H200, False).numbers

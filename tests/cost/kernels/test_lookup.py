@@ -2,8 +2,8 @@ import gc
 
 import pytest
 
-from calibrate import calls
-from calibrate.calls import tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels import lookup
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.lookup import kernel_costs
@@ -13,7 +13,11 @@ from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec
 
 X = tensor("float32", 1000, 1000)
-ADD, NEG, MM = calls.binary("add.Tensor", X, X), calls.unary("neg.default", X), calls.mm("float32", 512, 512, 512)
+ADD, NEG, MM = (
+    operators.binary("add.Tensor", X, X),
+    operators.unary("neg.default", X),
+    operators.mm("float32", 512, 512, 512),
+)
 DEVICE = Device(
     kind="cuda", name="GPU", memory_bytes=1 << 40, multiprocessors=100, l2_bytes=50 << 20,
     peak_flops_per_s={"fp32": 50e12, "tf32": 400e12}, peak_memory_bytes_per_s=4e12,
@@ -80,7 +84,7 @@ def test_views_cost_nothing():
 
 
 def test_launches_are_counted_or_worked_out():
-    lists = calls.foreach_adamw([tensor("float32", 10)] * 111)[0]
+    lists = operators.foreach_adamw([tensor("float32", 10)] * 111)[0]
     assert _cost(lists, _profile(), False).kernels == 2
     assert _cost(ADD, _profile(add=KernelRecord(time_s=5e-6, kernels=3)), False).kernels == 3
 

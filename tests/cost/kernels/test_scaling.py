@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate import calls
-from calibrate.calls import tensor
+from calibrate.kernels import operators
+from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
@@ -22,8 +22,8 @@ from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
 
 LARGE, SMALL = tensor("float32", 8192, 8192), tensor("float32", 512, 512)
-ADD, SMALL_ADD = calls.binary("add.Tensor", LARGE, LARGE), calls.binary("add.Tensor", SMALL, SMALL)
-MM = calls.mm("float32", 4096, 4096, 4096)
+ADD, SMALL_ADD = operators.binary("add.Tensor", LARGE, LARGE), operators.binary("add.Tensor", SMALL, SMALL)
+MM = operators.mm("float32", 4096, 4096, 4096)
 DEVICE = Device(
     kind="cuda", name="GPU", memory_bytes=1 << 40, multiprocessors=128, l2_bytes=50_000_000,
     peak_flops_per_s={"fp32": 50e12, "tf32": 400e12}, peak_memory_bytes_per_s=4e12,
@@ -105,7 +105,7 @@ def test_what_the_cache_holds_does_not_gain_from_a_faster_memory() -> None:
 
 def test_a_larger_cache_holds_what_was_missed() -> None:
     between = tensor("float32", 2048, 2048)
-    neg = calls.unary("neg.default", between)  # 34 MB: some of it is held in 30 MB, all of it in 60
+    neg = operators.unary("neg.default", between)  # 34 MB: some of it is held in 30 MB, all of it in 60
     known = profile(neg, 15e-6, cold_time_s=16e-6)
     larger, smaller = (cost(neg, asked(known, l2=l2)) for l2 in (2, 0.1))
     assert larger.time_s < 15e-6 and larger.cold_time_s == 16e-6
