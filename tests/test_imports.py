@@ -39,21 +39,8 @@ LAYERS = {
     "validate": 11,
     "perfmodel.cli": 12,
     "cli": 13,
-    "perfmodel.file_kinds": 0,
-    "perfmodel.writing": 0,
-    "perfmodel.reading": 0,
-    "perfmodel.schema": 0,
-    "perfmodel.workload": 4,
-    "perfmodel.support": 8,
-    "perfmodel.what_if": 8,
-    "perfmodel.api": 8,
-    "perfmodel.comparison": 10,
-    "perfmodel.fitting": 9,
-    "perfmodel.sweep": 9,
-    "perfmodel.cli_help": 12,
-    "perfmodel.cli_options": 12,
 }
-TORCH_MAY_LOAD = ("perfmodel/workload/", "perfmodel/models/", "perfmodel/tracing/", "calibrate/", "validate/")
+TORCH_MAY_LOAD = ("perfmodel/models/", "perfmodel/tracing/", "calibrate/", "validate/")
 MODULES = sorted(
     path.relative_to(ROOT)
     for top in ("cli.py", "perfmodel", "calibrate", "validate")

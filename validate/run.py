@@ -23,8 +23,8 @@ from perfmodel.scenario.scenario import FsdpSection
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from validate.cases import Case, Split, resolved_scenario
-from validate.forms import FORMS
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
+from validate.strategies.forms import FORMS
 
 if TYPE_CHECKING:
     from rich.console import Console

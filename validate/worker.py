@@ -33,11 +33,11 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.units import format_bytes
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
-from validate.data_parallel import Ddp
-from validate.forms import make_form
 from validate.machine import GpuReading, machine
 from validate.overlap import TRACED_STEPS
 from validate.recording import AllocatorHistory, record_trace
+from validate.strategies.data_parallel import Ddp
+from validate.strategies.forms import make_form
 
 MEMORY_STEPS = 3
 LEAD_IN_STEPS = 3
@@ -193,9 +193,9 @@ def _build(
     allow_import = request.allow_import
     is_pipeline = scenario.parallelism.pp is not None
     if is_pipeline:
-        from validate import pipelines
+        from validate.strategies import pipeline
 
-        module: nn.Module = pipelines.own_parts(scenario, ranks.rank, device)
+        module: nn.Module = pipeline.own_parts(scenario, ranks.rank, device)
     else:
         with torch.device(device):
             module = build_module(scenario, allow_import)
@@ -207,7 +207,7 @@ def _build(
             history.start()
         replace_tensors(module, lambda tensor: tensor.to(device))
     if is_pipeline:
-        return pipelines.PipelineStep(module, scenario, device, request.group_timeout_s)
+        return pipeline.PipelineStep(module, scenario, device, request.group_timeout_s)
     if ranks.size > 1:
         form = make_form(scenario)
         module = form.wrap(module)
@@ -323,9 +323,9 @@ def _actions(step: TrainingStep, ranks: Ranks | Alone) -> tuple[PipelineAction, 
     """What each stage of this rank computed in one step of a pipeline; nothing where there is none."""
     if step.scenario.parallelism.pp is None:
         return ()
-    from validate import pipelines
+    from validate.strategies import pipeline
 
-    assert isinstance(step, pipelines.PipelineStep)
+    assert isinstance(step, pipeline.PipelineStep)
     return step.record_actions(ranks)
 
 

@@ -8,7 +8,7 @@ import torch
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.scenario.scenario import Scenario
-from validate.forms import make_form
+from validate.strategies.forms import make_form
 
 REPLICATED = ("naive", "flat", "overlap", "ddp")
 STEPS = 3  # DDP rebuilds its buckets by the third

@@ -31,7 +31,7 @@ from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import number_of_parts, pipeline_of
 from perfmodel.units import MS
-from validate.data_parallel import Ddp
+from validate.strategies.data_parallel import Ddp
 
 SCHEDULES = {
     "gpipe": pipelining.ScheduleGPipe,

@@ -22,8 +22,8 @@ from perfmodel.program.strategies.fsdp.groups import plan_of
 from perfmodel.scenario.scenario import Scenario
 from tests.places import ROOT
 from tests.refusals import refused
-from validate import sharded
 from validate.run import measure
+from validate.strategies import fsdp
 from validate.worker import Effort
 
 SCRIPT = Path(__file__).parent / "rank_sharded.py"
@@ -172,7 +172,7 @@ def test_what_is_gathered_ahead_is_what_the_program_gathers(ahead):
     asked = asked.model_copy(update={"model": asked.model.model_copy(update={"layers": 4})})
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
-        module = sharded.FullyShard(asked).wrap(build_module(asked))
+        module = fsdp.FullyShard(asked).wrap(build_module(asked))
         states = {name: part._get_fsdp_state() for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     finally:
         dist.destroy_process_group()
@@ -203,7 +203,7 @@ def wrap(module, blocks="blocks"):
         parallelism=two(strategy="zero3").parallelism,
         training=two(strategy="zero3").training,
     )
-    sharded.FullyShard(asked).wrap(module)
+    fsdp.FullyShard(asked).wrap(module)
 
 
 def test_parameters_of_two_types_are_refused():
@@ -218,7 +218,7 @@ def test_frozen_parameters_may_be_of_another_type():
     module = Model()
     module.head.to(torch.bfloat16).requires_grad_(False)
     module.register_parameter("scale", nn.Parameter(torch.ones(2)))
-    sharded._check_groups(module, list(module.blocks))
+    fsdp._check_groups(module, list(module.blocks))
 
 
 def test_parameters_shared_between_groups_are_refused():
@@ -226,7 +226,7 @@ def test_parameters_shared_between_groups_are_refused():
     module.head.weight = module.blocks[0].weight
     with pytest.raises(PerfModelError, match="blocks must not share parameters"):
         wrap(module)
-    sharded._check_groups(module, [])
+    fsdp._check_groups(module, [])
 
 
 def test_parameters_in_another_memory_format_are_refused():

@@ -12,7 +12,7 @@ import torch
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.scenario import Scenario
-from validate.pipelines import PipelineStep, own_parts
+from validate.strategies.pipeline import PipelineStep, own_parts
 
 RANKS = 2
 CPU = torch.device("cpu")

@@ -22,8 +22,8 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.trace import EventKind
 from tests.places import ROOT
 from tests.refusals import refused
-from validate.pipelines import SEED
 from validate.run import measure
+from validate.strategies.pipeline import SEED
 from validate.worker import Effort
 
 SCRIPT, REPLICAS = (Path(__file__).parent / name for name in ("rank_pipelines.py", "rank_replicas.py"))

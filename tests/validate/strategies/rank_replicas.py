@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.scenario.scenario import Scenario
-from validate.pipelines import PipelineStep, own_parts
+from validate.strategies.pipeline import PipelineStep, own_parts
 
 STAGES, DP, MICRO_BATCHES = 2, 2, 4
 CAP_MB = 0.002

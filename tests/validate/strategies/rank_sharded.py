@@ -10,7 +10,7 @@ import torch
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.scenario.scenario import Scenario
-from validate.forms import make_form
+from validate.strategies.forms import make_form
 
 RANKS, STEPS, LAYERS = 4, 3, 2
 MODEL = {"layers": LAYERS, "width": 6, "ffn_width": 10, "vocabulary": 33}

@@ -23,7 +23,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.models.build import repeated_blocks
 from perfmodel.models.step import clip_parts, make_optimizer, optimizer_settings
 from perfmodel.scenario.scenario import FsdpSection, MixedPrecisionSection, Scenario
-from validate.data_parallel import ByHand, Ddp, Form
+from validate.strategies.data_parallel import ByHand, Ddp, Form
 
 POLICY_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, None: None}
 

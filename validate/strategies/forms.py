@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
-    from validate.data_parallel import Form
+    from validate.strategies.data_parallel import Form
 
 FORMS = {
-    "naive": "validate.data_parallel:Naive",
-    "flat": "validate.data_parallel:Flat",
-    "overlap": "validate.data_parallel:Overlap",
-    "ddp": "validate.data_parallel:Ddp",
-    "zero1": "validate.sharded:zero1",
-    "zero2": "validate.sharded:FullyShard",
-    "zero3": "validate.sharded:FullyShard",
+    "naive": "validate.strategies.data_parallel:Naive",
+    "flat": "validate.strategies.data_parallel:Flat",
+    "overlap": "validate.strategies.data_parallel:Overlap",
+    "ddp": "validate.strategies.data_parallel:Ddp",
+    "zero1": "validate.strategies.fsdp:zero1",
+    "zero2": "validate.strategies.fsdp:FullyShard",
+    "zero3": "validate.strategies.fsdp:FullyShard",
 }
 
 
