@@ -9,14 +9,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from perfmodel.program.pipeline.programs import parts_of_ranks
+from perfmodel.program.pipeline.programs import stages_of_ranks
 from perfmodel.program.ranks import as_computed, optimizer_shares
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import load_scenario
-from perfmodel.trace.store import SHIPPED, get_part_trace, get_trace, optimizer_trace_name, part_trace_name, trace_name
+from perfmodel.trace.store import (
+    SHIPPED,
+    get_stage_trace,
+    get_trace,
+    optimizer_trace_name,
+    stage_trace_name,
+    trace_name,
+)
 from perfmodel.trace.trace import Trace, save_trace
 from perfmodel.tracing.optimizer import trace_optimizer
-from perfmodel.tracing.stage import trace_part
+from perfmodel.tracing.stage import trace_stage
 from perfmodel.tracing.step import trace_step
 from validate import cases
 
@@ -37,12 +44,12 @@ def questions() -> Iterator[tuple[str, Scenario]]:
 def traces_of(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Trace]]]:
     """The name of each that a prediction takes, and what makes it."""
     if scenario.parallelism.pp is not None:
-        for parts in parts_of_ranks(scenario):
+        for parts in stages_of_ranks(scenario):
             for number, is_split in parts:
-                yield part_trace_name(scenario, number, is_split), partial(trace_part, scenario, number, is_split)
+                yield stage_trace_name(scenario, number, is_split), partial(trace_stage, scenario, number, is_split)
             stages = dict.fromkeys(part.stage for part in parts)
             if len(stages) > 1:  # whose optimizer steps over the parameters of all
-                held = [get_part_trace(scenario, stage).parameters for stage in stages]
+                held = [get_stage_trace(scenario, stage).parameters for stage in stages]
                 tensors = [parameter.tensor for parameters in held for parameter in parameters]
                 yield optimizer_trace_name(scenario, tensors), partial(trace_optimizer, scenario, tensors)
         return

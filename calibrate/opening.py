@@ -12,10 +12,10 @@ from calibrate.jobs import Job, missing, program_jobs
 from calibrate.this_machine import facts as machine
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Profile, find_base
-from perfmodel.program.pipeline.programs import parts_of_ranks
+from perfmodel.program.pipeline.programs import stages_of_ranks
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.store import get_stage_trace
 from perfmodel.trace.trace import Trace
 
 SAME_DEVICE = ("device", "gpu", "torch", "driver", "cuda", "cudnn")
@@ -104,9 +104,9 @@ def wanted_of(scenario: Scenario, allow_import: bool) -> WantedScenario:
     distinct = missing(jobs, ())
     if scenario.parallelism.pp is None:
         return WantedScenario(scenario, distinct, [programs[0].trace], [])
-    of_ranks = parts_of_ranks(scenario)
+    of_ranks = stages_of_ranks(scenario)
     parts = dict.fromkeys(part for of_rank in of_ranks for part in of_rank)
-    traces = {id(trace): trace for trace in (get_part_trace(scenario, *part) for part in parts)}
+    traces = {id(trace): trace for trace in (get_stage_trace(scenario, *part) for part in parts)}
     several = [program.trace for program, own in zip(programs, of_ranks, strict=True) if len(set(own)) > 1]
     return WantedScenario(scenario, distinct, list(traces.values()), several)
 

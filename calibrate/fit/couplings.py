@@ -18,9 +18,9 @@ from perfmodel.cost.collectives import RINGS
 from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Role
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.rendezvous import alone
-from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.tasks import StreamTask
 
 COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
 COMMUNICATION_FACTORS = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7)
@@ -201,12 +201,12 @@ def slowed_loops(
     ones = np.ones(count)
     tail_s = tail_share * compute_s * ones
     slowdown = Slowdown(compute_factor * ones, communication_factor * ones, tail_s, tail_s if is_one else None)
-    device = Device(Launch(), [slowdown], count)
+    device = DeviceClock(Launch(), [slowdown], count)
     device.reserve(count)
     device.issue(np.zeros(count), compute_s * ones)
     lasting_s = count * compute_s * compute_factor
     for number in range(int(np.ceil(lasting_s / communication_s)) + 1):
-        device.add(Item(1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
+        device.add(StreamTask(1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
     alone(device.run_until(count))
     end_s = float(device.end_s[count - 1])
     done = [item.end_s for item in device.items if item.is_done and item.end_s <= end_s]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from calibrate.host.reference import HostReference, synchronize
-from calibrate.host.stages import PartStep, build_part, layers_around, observe_halves, part_inputs, time_halves
+from calibrate.host.stages import StageStep, build_stage, layers_around, observe_halves, stage_inputs, time_halves
 from calibrate.host.stubs import StubModel, Stubs, borrowed_leaves, capture, chained, fresh, is_chainable, separate
 from calibrate.timing.host_stopwatch import (
     MOST_LAUNCHES,
@@ -201,8 +201,8 @@ class _Bench:
             if part is None:
                 self.model = build_module(self.scenario, allow_import)
             else:
-                self.model = build_part(self.scenario, part["is_first"])
-        self.inputs = make_inputs(self.scenario, device) if part is None else part_inputs(self.model, scenario, device)
+                self.model = build_stage(self.scenario, part["is_first"])
+        self.inputs = make_inputs(self.scenario, device) if part is None else stage_inputs(self.model, scenario, device)
         pieces = [piece for piece in structure.pieces if piece.module >= 0]
         names = {trace.modules[piece.module][0] for piece in pieces}
         step = self._step(self.model, None)
@@ -221,7 +221,7 @@ class _Bench:
 
     def _step(self, model: Any, optimizer: torch.optim.Optimizer | None) -> TrainingStep:
         if "part" in self.trace.workload:
-            return PartStep(model, self.inputs, optimizer, self.scenario, halves=BACKWARD_INPUT in self.directions)
+            return StageStep(model, self.inputs, optimizer, self.scenario, halves=BACKWARD_INPUT in self.directions)
         return TrainingStep(model, self.inputs, optimizer, self.scenario, self.allow_import)
 
     def _call(self, step: TrainingStep) -> Any:

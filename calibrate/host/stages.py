@@ -27,7 +27,7 @@ def layers_around(part: dict[str, Any], checkpointing: Any, most_blocks: int | N
     """Repeated blocks of the part that a workload describes, between what must be before and behind it for it to be
     that part.
 
-    part: of a workload, see :func:`~perfmodel.trace.store.part_workload`. checkpointing: of its training.
+    part: of a workload, see :func:`~perfmodel.trace.store.stage_workload`. checkpointing: of its training.
     most_blocks: of the part; by default, all.
 
     >>> layers_around({"blocks": [1, 9], "is_first": False, "is_last": True}, {"every": 2}, most_blocks=2)
@@ -40,7 +40,7 @@ def layers_around(part: dict[str, Any], checkpointing: Any, most_blocks: int | N
     return (*before, min(blocks, most_blocks or blocks), *behind)
 
 
-def build_part(scenario: Scenario, is_first: bool) -> Any:
+def build_stage(scenario: Scenario, is_first: bool) -> Any:
     """The part on the default device, its blocks named as its trace has them.
 
     scenario: with a pipeline of :func:`layers_around` it.
@@ -50,7 +50,7 @@ def build_part(scenario: Scenario, is_first: bool) -> Any:
     return part
 
 
-def part_inputs(part: Any, scenario: Scenario, device: str) -> dict[str, torch.Tensor]:
+def stage_inputs(part: Any, scenario: Scenario, device: str) -> dict[str, torch.Tensor]:
     """``x``, which the part takes of a micro-batch, and the labels in the last."""
     made = make_inputs(scenario, device)
     found = {LABELS: made["labels"]} if part.is_last else {}
@@ -60,7 +60,7 @@ def part_inputs(part: Any, scenario: Scenario, device: str) -> dict[str, torch.T
     return found | {GIVEN: torch.randn(takes.shape, dtype=takes.dtype, device=device).requires_grad_()}
 
 
-class PartStep(TrainingStep):
+class StageStep(TrainingStep):
     """Forward, and the loss if there are labels, and backward of one micro-batch, as a stage runs them, without the
     stage. halves: backward is that of the inputs, then that of the weights.
     """

@@ -47,7 +47,7 @@ NAMES = {
 }
 
 
-class Part(nn.Module, ABC):
+class StageModule(nn.Module, ABC):
     """Some blocks in a row, under the names that they have in the whole module, behind the embeddings in the first part
     and before the head in the last.
 
@@ -84,7 +84,7 @@ class Part(nn.Module, ABC):
         """Logits of the last block's hidden states."""
 
 
-class _Gpt(Part):
+class _Gpt(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.token_embeddings(x) + self.position_embeddings(torch.arange(x.shape[1], device=x.device))
@@ -94,7 +94,7 @@ class _Gpt(Part):
         return self.lm_head(self.ln_final(x))
 
 
-class _Gpt2(Part):
+class _Gpt2(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.transformer.wte(x)
@@ -107,7 +107,7 @@ class _Gpt2(Part):
         return self.lm_head(self.transformer.ln_f(x))
 
 
-class _Llama(Part):
+class _Llama(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.model.embed_tokens(x)
@@ -119,7 +119,7 @@ class _Llama(Part):
         return self.lm_head(self.model.norm(x))
 
 
-class _Bert(Part):
+class _Bert(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         from transformers.masking_utils import create_bidirectional_mask
 
@@ -144,7 +144,7 @@ def _causal(config: Any, x: torch.Tensor) -> dict[str, Any]:
     return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
 
-PARTS: dict[str, type[Part]] = {"gpt": _Gpt, "gpt2": _Gpt2, "llama": _Llama, "bert": _Bert}
+PARTS: dict[str, type[StageModule]] = {"gpt": _Gpt, "gpt2": _Gpt2, "llama": _Llama, "bert": _Bert}
 
 
 def cut(module: nn.Module, scenario: Scenario) -> list[nn.Module]:

@@ -24,16 +24,16 @@ from perfmodel.program.ranks import RankProgram
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate, simulate_together
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.timed_step import StepWork, launched_positions, step_work
+from perfmodel.simulate.timed_step import TimedStep, launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
 
 
-class RankStep:
+class CostedRank:
     """What a step's timeline is made from, for several speeds of the host and of the wire.
 
     interconnect: the scenario's; None where one rank talks to nobody. exact: use what was measured for scenarios.
     speed: of the GPU, against the profile's. The clock is that of a device which never waits for another rank
-    (:func:`rank_steps` tells it how long it does).
+    (:func:`costed_ranks` tells it how long it does).
     """
 
     def __init__(
@@ -122,11 +122,11 @@ class RankStep:
             self.program.operations, self.costs, calls, total_s, self.profile, waits_s, least_s, bubbles
         )
 
-    def work(self, slowness: float, wire: float = 1.0) -> StepWork:
+    def work(self, slowness: float, wire: float = 1.0) -> TimedStep:
         """slowness, wire: factors on host times and on collectives."""
         collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
         host_s = self._host_s * np.where(self._paced_by_host, slowness, 1.0)
-        return step_work(
+        return timed_step(
             self.program,
             self._duration_s,
             self._kernels,
@@ -148,7 +148,7 @@ class RankStep:
         return hypot(spread, self._rerun_spread)
 
 
-def rank_steps(
+def costed_ranks(
     ranks: Sequence[RankProgram],
     profile: Profile,
     scenario: Scenario,
@@ -156,7 +156,7 @@ def rank_steps(
     *,
     exact: bool = True,
     slowness: float = 1.0,
-) -> list[RankStep]:
+) -> list[CostedRank]:
     """Of each program. Those of a pipeline run at the speed of their own GPU, the slowest of a stage's replicas; others
     meet in every collective, to which the slowest of all comes last: its step is everybody's.
 
@@ -166,7 +166,7 @@ def rank_steps(
     are_together = any(each.program.exchanges for each in ranks)
     speeds = scenario.hardware.gpu_speeds or (1.0,) * scenario.hardware.gpus
     steps = [
-        RankStep(
+        CostedRank(
             each.program,
             profile,
             scenario,
@@ -184,8 +184,8 @@ def rank_steps(
     return steps
 
 
-def timelines_of(steps: Sequence[RankStep], slowness: float, wire: float = 1.0) -> list[Timeline]:
-    """Of ranks that send each other messages, simulated together. slowness, wire: see :meth:`RankStep.work`."""
+def timelines_of(steps: Sequence[CostedRank], slowness: float, wire: float = 1.0) -> list[Timeline]:
+    """Of ranks that send each other messages, simulated together. slowness, wire: see :meth:`CostedRank.work`."""
     works = [step.work(slowness, wire) for step in steps]
     programs, profile = [step.program for step in steps], steps[0].profile
     sends = any(program.exchanges for program in programs)

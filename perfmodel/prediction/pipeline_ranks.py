@@ -15,7 +15,7 @@ from perfmodel.program.pipeline.programs import PHASES
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
-from perfmodel.trace.store import blocks_of_parts
+from perfmodel.trace.store import blocks_of_stages
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples
@@ -81,7 +81,7 @@ def rank_shares(prediction: Prediction) -> list[RankShare]:
     """Of each rank of a pipeline in order; empty for any other prediction."""
     if not prediction.rank_timelines:
         return []
-    blocks = blocks_of_parts(prediction.scenario)
+    blocks = blocks_of_stages(prediction.scenario)
     memories = prediction.rank_memories or (None,) * len(prediction.rank_timelines)
     columns = zip(rank_stages(prediction.scenario), prediction.rank_timelines, memories, strict=True)
     return [

@@ -12,7 +12,7 @@ from perfmodel.hardware.interconnect import communicators_bytes
 from perfmodel.hardware.profile import Profile
 from perfmodel.prediction.bottleneck import bottleneck
 from perfmodel.prediction.breakdown import bubble_of_busy, busiest, communication_bytes, rank_figures, step_flops
-from perfmodel.prediction.costed_rank import RankStep, rank_steps, timelines_of
+from perfmodel.prediction.costed_rank import CostedRank, costed_ranks, timelines_of
 from perfmodel.prediction.prediction import KernelUse, Prediction
 from perfmodel.prediction.provenance import (
     Talk,
@@ -86,7 +86,7 @@ def _predict(
     with doing("writing each rank's program"):
         ranks = rank_programs(scenario, allow_import, batches_all=batches_messages(profile))
     with doing("working out times of kernels"):
-        steps = rank_steps(ranks, profile, scenario, interconnect, exact=exact, slowness=slowness)
+        steps = costed_ranks(ranks, profile, scenario, interconnect, exact=exact, slowness=slowness)
     with doing("simulating the step"):
         timelines = timelines_of(steps, slowness)
     with doing("simulating memory"):
@@ -165,7 +165,7 @@ def _longest(timelines: Sequence[Timeline]) -> int:
     return max(range(len(timelines)), key=lambda at: timelines[at].step_time_s)
 
 
-def _step_time_s(steps: Sequence[RankStep], slowness: float, wire: float = 1.0) -> float:
+def _step_time_s(steps: Sequence[CostedRank], slowness: float, wire: float = 1.0) -> float:
     return max(timeline.step_time_s for timeline in timelines_of(steps, slowness, wire))
 
 
@@ -186,7 +186,7 @@ def _memories(ranks: Sequence[RankProgram], profile: Profile, scenario: Scenario
 
 
 def _warnings(
-    kernels: Sequence[Sequence[KernelUse]], steps: Sequence[RankStep], profile: Profile, scenario: Scenario
+    kernels: Sequence[Sequence[KernelUse]], steps: Sequence[CostedRank], profile: Profile, scenario: Scenario
 ) -> tuple[str, ...]:
     name, of_wires = interconnect_in_use(scenario, profile), tuple[str, ...]()
     if name is not None:

@@ -13,8 +13,8 @@ from perfmodel.program.program import (
     RECORD,
     WAIT,
     Collective,
-    Edit,
-    Inserted,
+    Insertion,
+    Instruction,
     Members,
     PhaseRun,
     Program,
@@ -26,7 +26,7 @@ COMMUNICATION = 1  # the stream of the data-parallel communicator, or of a pipel
 REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
-class Editor:
+class ProgramBuilder:
     """Collects what is put into a program, beside what is there already. among: the ranks that collectives are of,
     unless others are given; ranks: how many these are. stream: of their communicator.
     """
@@ -37,8 +37,8 @@ class Editor:
         self._stream = stream
         self._operations = {operation: number for number, operation in enumerate(program.extra_operations)}
         self._collectives = {collective: number for number, collective in enumerate(program.collectives)}
-        self._edits = list(program.edits)
-        rows = (row for edit in self._edits for row in edit.instructions)
+        self._insertions = list(program.insertions)
+        rows = (row for insertion in self._insertions for row in insertion.instructions)
         self._marks = 1 + max((row.a for row in rows if row.kind == RECORD), default=-1)
         self._next_storage = 1 + max(
             [storage.id for storage in program.trace.persistent] + list(program.trace.storage_kinds), default=0
@@ -48,9 +48,9 @@ class Editor:
         """Index of the last such phase among the runs."""
         return max(index for index, run in enumerate(self.program.runs) if run.phase == phase)
 
-    def launch(self, operation: Operation, call: str, share: float = 1.0, stream: int = COMPUTE) -> Inserted:
+    def launch(self, operation: Operation, call: str, share: float = 1.0, stream: int = COMPUTE) -> Instruction:
         number = self._operations.setdefault(operation, len(self._operations))
-        return Inserted(EventKind.OP, len(self.trace.operations) + number, -1, stream, call, share)
+        return Instruction(EventKind.OP, len(self.trace.operations) + number, -1, stream, call, share)
 
     def blocking(
         self,
@@ -59,25 +59,25 @@ class Editor:
         stream: int = COMPUTE,
         call: str | None = None,
         among: Members | None = None,
-    ) -> Inserted:
+    ) -> Instruction:
         """A synchronous collective, which runs on the stream it is called on. tensor: what its size is that of. call:
         by default its kind.
         """
         name = kind if call is None else call
-        return Inserted(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind, among), stream=stream, call=name)
+        return Instruction(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind, among), stream=stream, call=name)
 
     def beside(
         self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
-    ) -> tuple[tuple[Inserted, ...], int]:
+    ) -> tuple[tuple[Instruction, ...], int]:
         """Asynchronous, on the communicator's stream after what the compute stream was given so far; and the mark of
         its end.
         """
         before, after = self.mark(), self.mark()
         rows = (
-            Inserted(RECORD, before),
-            Inserted(WAIT, before, stream=self._stream),
-            Inserted(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=self._stream, call=call),
-            Inserted(RECORD, after, stream=self._stream),
+            Instruction(RECORD, before),
+            Instruction(WAIT, before, stream=self._stream),
+            Instruction(COLLECTIVE, self._number(dtype, size_bytes, kind), stream=self._stream, call=call),
+            Instruction(RECORD, after, stream=self._stream),
         )
         return rows, after
 
@@ -95,49 +95,51 @@ class Editor:
         self._next_storage += 1
         return self._next_storage - 1
 
-    def edit(self, run: int, event: int, *instructions: Inserted) -> None:
+    def insert(self, run: int, event: int, *instructions: Instruction) -> None:
         if instructions:
-            self._edits.append(Edit(run, event, instructions))
+            self._insertions.append(Insertion(run, event, instructions))
 
-    def add_phase(self, phase: str, instructions: Sequence[Inserted], first: Sequence[Inserted] | None = None) -> None:
+    def add_phase(
+        self, phase: str, instructions: Sequence[Instruction], first: Sequence[Instruction] | None = None
+    ) -> None:
         """A phase of inserted instructions alone, after the last backward of the steady and of the first step.
 
-        first: those of the first step, where they differ. Runs after it are numbered anew, so edit these later.
+        first: those of the first step, where they differ. Runs after it are numbered anew, so insert these later.
         """
-        runs, edit = _with_phase(self.program.runs, phase, tuple(instructions))
-        first_runs, first_edit = _with_phase(
+        runs, insertion = _with_phase(self.program.runs, phase, tuple(instructions))
+        first_runs, first_insertion = _with_phase(
             self.program.first_runs, phase, tuple(instructions if first is None else first)
         )
-        self.program = replace(self.program, runs=runs, first_runs=first_runs, first_edits=(first_edit,))
-        self._edits.append(edit)
+        self.program = replace(self.program, runs=runs, first_runs=first_runs, first_insertions=(first_insertion,))
+        self._insertions.append(insertion)
 
-    def edit_first(self, run: int, event: int, *instructions: Inserted) -> None:
+    def insert_first(self, run: int, event: int, *instructions: Instruction) -> None:
         """The same for the first step, of which only memory is simulated."""
-        more = (*self.program.first_edits, Edit(run, event, instructions))
-        self.program = replace(self.program, first_edits=more)
+        more = (*self.program.first_insertions, Insertion(run, event, instructions))
+        self.program = replace(self.program, first_insertions=more)
 
     def finish(self) -> Program:
         return replace(
             self.program,
-            edits=_in_order(self._edits),
-            first_edits=_in_order(self.program.first_edits),
+            insertions=_in_order(self._insertions),
+            first_insertions=_in_order(self.program.first_insertions),
             extra_operations=tuple(self._operations),
             collectives=tuple(self._collectives),
         )
 
 
-def _in_order(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+def _in_order(insertions: Iterable[Insertion]) -> tuple[Insertion, ...]:
     """Those at the same place as they were made."""
-    return tuple(sorted(edits, key=lambda edit: (edit.run, edit.event)))
+    return tuple(sorted(insertions, key=lambda insertion: (insertion.run, insertion.event)))
 
 
 def _with_phase(
-    runs: tuple[PhaseRun, ...], phase: str, instructions: tuple[Inserted, ...]
-) -> tuple[tuple[PhaseRun, ...], Edit]:
+    runs: tuple[PhaseRun, ...], phase: str, instructions: tuple[Instruction, ...]
+) -> tuple[tuple[PhaseRun, ...], Insertion]:
     at = 1 + max(index for index, run in enumerate(runs) if run.phase == "backward")
     event = runs[at - 1].segment.stop
     run = PhaseRun(phase, -1, Segment(phase, -1, event, event))
-    return (*runs[:at], run, *runs[at:]), Edit(at, event, instructions)
+    return (*runs[:at], run, *runs[at:]), Insertion(at, event, instructions)
 
 
 def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list[tuple[int, int]]:
@@ -147,9 +149,9 @@ def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list
     return [(int(events.a[event]), event + 1) for event in ready.tolist()]
 
 
-def waits_in_a_row(marks: Sequence[int]) -> list[Inserted]:
+def waits_in_a_row(marks: Sequence[int]) -> list[Instruction]:
     """Of the host for collectives that it began, one after the other."""
-    return [Inserted(WAIT, mark, call="wait again" if index else "wait") for index, mark in enumerate(marks)]
+    return [Instruction(WAIT, mark, call="wait again" if index else "wait") for index, mark in enumerate(marks)]
 
 
 def vector(count: int, dtype: str) -> TensorSpec:

@@ -19,8 +19,8 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.program.builder import Editor
-from perfmodel.program.program import WAIT, Inserted
+from perfmodel.program.builder import ProgramBuilder
+from perfmodel.program.program import WAIT, Instruction
 from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.optimizer_share import CLIP, OPTIMIZER
@@ -33,64 +33,64 @@ FOUND_INFINITY = TensorSpec((), (), "float32")
 Put = Callable[..., None]
 
 
-def clip_flat_parts(editor: Editor) -> None:
+def clip_flat_parts(builder: ProgramBuilder) -> None:
     """Put the all-reduce of one number into the clip phase, if there is one."""
-    for put, squares in _powers(editor):
-        put(editor.blocking("all_reduce", squares))
+    for put, squares in _powers(builder):
+        put(builder.blocking("all_reduce", squares))
 
 
-def clip_dtensors(editor: Editor) -> None:
+def clip_dtensors(builder: ProgramBuilder) -> None:
     """Put the all-reduce of a number for each parameter into the clip phase, if there is one, and what DTensors cost
     the host.
     """
-    powers = _powers(editor)
+    powers = _powers(builder)
     for put, squares in powers:
-        rows = _functional(editor, squares)
+        rows = _functional(builder, squares)
         put(*(row._replace(call="") for row in rows))  # their host time is part of the call that is added
     if powers:
-        add_dtensor_calls(editor, CLIP, CLIP)
+        add_dtensor_calls(builder, CLIP, CLIP)
 
 
-def share_infinities(editor: Editor) -> None:
+def share_infinities(builder: ProgramBuilder) -> None:
     """Put the all-reduce of what a gradient scaler found behind each of its looks."""
     copy_back = Operation("aten.copy_.default", (FOUND_INFINITY, FOUND_INFINITY), outputs=(FOUND_INFINITY,))
-    for put, trace, events, segment in _phases(editor, (CLIP, OPTIMIZER)):
+    for put, trace, events, segment in _phases(builder, (CLIP, OPTIMIZER)):
         for event in _calls(trace, events, segment, UNSCALE):
-            put(event + 1, *_functional(editor, FOUND_INFINITY, (editor.launch(copy_back, "launch"),)))
+            put(event + 1, *_functional(builder, FOUND_INFINITY, (builder.launch(copy_back, "launch"),)))
 
 
-def _functional(editor: Editor, tensor: TensorSpec, use: tuple[Inserted, ...] = ()) -> list[Inserted]:
+def _functional(builder: ProgramBuilder, tensor: TensorSpec, use: tuple[Instruction, ...] = ()) -> list[Instruction]:
     """A functional all-reduce of the tensor, awaited, and what is made of its result."""
-    storage, kind = editor.new_storage(), StorageKind.TEMPORARY
-    rows, mark = editor.beside(tensor.dtype, tensor.bytes, "all_reduce async")
+    storage, kind = builder.new_storage(), StorageKind.TEMPORARY
+    rows, mark = builder.beside(tensor.dtype, tensor.bytes, "all_reduce async")
     return [
-        editor.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), "launch"),
-        Inserted(EventKind.ALLOC, storage, tensor.bytes, holds=kind),
+        builder.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), "launch"),
+        Instruction(EventKind.ALLOC, storage, tensor.bytes, holds=kind),
         *rows,
-        Inserted(WAIT, mark, call="wait"),
+        Instruction(WAIT, mark, call="wait"),
         *use,
-        Inserted(EventKind.FREE, storage, holds=kind),
+        Instruction(EventKind.FREE, storage, holds=kind),
     ]
 
 
-def _powers(editor: Editor) -> list[tuple[Put, TensorSpec]]:
+def _powers(builder: ProgramBuilder) -> list[tuple[Put, TensorSpec]]:
     """What puts instructions behind the first power of each clip phase and the allocation of what it made; and that."""
     found: list[tuple[Put, TensorSpec]] = []
-    for put, trace, events, segment in _phases(editor, (CLIP,)):
+    for put, trace, events, segment in _phases(builder, (CLIP,)):
         first = _calls(trace, events, segment, POWER)[0]
         (made,) = trace.operations[events.a[first]].outputs
         found.append((partial(put, first + 2), made))
     return found
 
 
-def _phases(editor: Editor, phases: tuple[str, ...]) -> Iterator[tuple[Put, Trace, StepEvents, Segment]]:
-    """Those of the first step and of the steady one, with what edits them."""
-    program, trace = editor.program, editor.trace
-    steps = ((program.first_runs, trace.first, editor.edit_first), (program.runs, trace.steady, editor.edit))
-    for runs, events, edit in steps:
+def _phases(builder: ProgramBuilder, phases: tuple[str, ...]) -> Iterator[tuple[Put, Trace, StepEvents, Segment]]:
+    """Those of the first step and of the steady one, with what insertions them."""
+    program, trace = builder.program, builder.trace
+    steps = ((program.first_runs, trace.first, builder.insert_first), (program.runs, trace.steady, builder.insert))
+    for runs, events, insertion in steps:
         for number, run in enumerate(runs):
             if run.phase in phases:
-                yield partial(edit, number), trace, events, run.segment
+                yield partial(insertion, number), trace, events, run.segment
 
 
 def _calls(trace: Trace, events: StepEvents, segment: Segment, name: str) -> list[int]:

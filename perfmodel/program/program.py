@@ -77,7 +77,7 @@ class Message(NamedTuple):
     peer: int
 
 
-class Inserted(NamedTuple):
+class Instruction(NamedTuple):
     """An instruction of a strategy. kind, a, b: as in a trace, or as above. call: what its host time is looked up by
     among an interconnect's calls, or ``launch`` for an operator called from C++; empty for none. share: of that call.
     holds: what is allocated or freed.
@@ -92,12 +92,12 @@ class Inserted(NamedTuple):
     holds: StorageKind = StorageKind.GRADIENT
 
 
-class Edit(NamedTuple):
+class Insertion(NamedTuple):
     """Instructions put into a run before its trace event ``event`` (the segment's stop: at its end)."""
 
     run: int
     event: int
-    instructions: tuple[Inserted, ...]
+    instructions: tuple[Instruction, ...]
 
 
 class Rebuild(NamedTuple):
@@ -106,15 +106,15 @@ class Rebuild(NamedTuple):
     """
 
     step: int
-    made: tuple[Edit, ...]
-    replaced: tuple[Inserted, ...]
+    made: tuple[Insertion, ...]
+    replaced: tuple[Instruction, ...]
 
 
 @dataclass(frozen=True)
 class Program:
     """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
 
-    edits, first_edits: of the steady and the first step, in order. extra_operations: what inserted launches run,
+    insertions, first_insertions: of the steady and the first step, in order. extra_operations: what inserted launches run,
     numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
     what it replaces later. exchanges: messages that are sent and received together. in_flight: storages of which every
     micro-batch has its own, since others may run between its forward and its backward; what a phase of no micro-batch
@@ -124,11 +124,11 @@ class Program:
     trace: Trace
     runs: tuple[PhaseRun, ...]
     first_runs: tuple[PhaseRun, ...]
-    edits: tuple[Edit, ...] = ()
-    first_edits: tuple[Edit, ...] = ()
+    insertions: tuple[Insertion, ...] = ()
+    first_insertions: tuple[Insertion, ...] = ()
     extra_operations: tuple[Operation, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    setup: tuple[Inserted, ...] = ()
+    setup: tuple[Instruction, ...] = ()
     rebuild: Rebuild | None = None
     exchanges: tuple[tuple[Message, ...], ...] = ()
     in_flight: frozenset[int] = frozenset()
@@ -140,12 +140,12 @@ class Program:
     @cached_property
     def instructions(self) -> Instructions:
         """Columns of the steady step."""
-        return _columns(self.trace.steady, self.runs, self.edits)
+        return _columns(self.trace.steady, self.runs, self.insertions)
 
     @cached_property
     def first_instructions(self) -> Instructions:
         """Columns of the first step."""
-        return _columns(self.trace.first, self.first_runs, self.first_edits)
+        return _columns(self.trace.first, self.first_runs, self.first_insertions)
 
     @cached_property
     def modules(self) -> np.ndarray:
@@ -185,19 +185,19 @@ class Instructions:
         return np.flatnonzero(self.kind == EventKind.OP)
 
 
-def _columns(events: StepEvents, runs: tuple[PhaseRun, ...], edits: tuple[Edit, ...]) -> Instructions:
-    by_run: dict[int, list[Edit]] = {}
-    for edit in edits:
-        by_run.setdefault(edit.run, []).append(edit)
-    calls = dict.fromkeys(row.call for edit in edits for row in edit.instructions if row.call)
+def _columns(events: StepEvents, runs: tuple[PhaseRun, ...], insertions: tuple[Insertion, ...]) -> Instructions:
+    by_run: dict[int, list[Insertion]] = {}
+    for insertion in insertions:
+        by_run.setdefault(insertion.run, []).append(insertion)
+    calls = dict.fromkeys(row.call for insertion in insertions for row in insertion.instructions if row.call)
     numbers = {call: index for index, call in enumerate(calls)}
     parts: list[tuple[np.ndarray, ...]] = []
     for index, run in enumerate(runs):
         start = run.segment.start
-        for edit in by_run.get(index, []):
-            parts.append(_traced(events, start, edit.event, index))
-            parts.append(_inserted(edit.instructions, index, numbers))
-            start = edit.event
+        for insertion in by_run.get(index, []):
+            parts.append(_traced(events, start, insertion.event, index))
+            parts.append(_inserted(insertion.instructions, index, numbers))
+            start = insertion.event
         parts.append(_traced(events, start, run.segment.stop, index))
     if not parts:
         parts = [_traced(events, 0, 0, 0)]
@@ -220,7 +220,7 @@ def _traced(events: StepEvents, start: int, stop: int, run: int) -> tuple[np.nda
     )
 
 
-def _inserted(rows: tuple[Inserted, ...], run: int, calls: dict[str, int]) -> tuple[np.ndarray, ...]:
+def _inserted(rows: tuple[Instruction, ...], run: int, calls: dict[str, int]) -> tuple[np.ndarray, ...]:
     def column(values: list[int]) -> np.ndarray:
         return np.array(values, dtype=np.int64)
 

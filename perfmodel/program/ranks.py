@@ -16,7 +16,7 @@ from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.program.strategies.zero1 import by_dtype, owned_by_rank
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec
-from perfmodel.trace.optimizer_share import Parts, optimizer_on_host, with_optimizer
+from perfmodel.trace.optimizer_share import OptimizerShare, optimizer_on_host, with_optimizer
 from perfmodel.trace.store import get_optimizer_trace, get_trace
 from perfmodel.trace.trace import Trace
 
@@ -105,7 +105,7 @@ class Share(NamedTuple):
     ranks: tuple[int, ...]
     tensors: tuple[TensorSpec, ...]
     owners: tuple[int | None, ...]
-    parts: Parts | None = None
+    parts: OptimizerShare | None = None
     indices: tuple[int, ...] = ()
 
 
@@ -172,7 +172,7 @@ def _parts(ranks: Iterable[int], parts: Sequence[TensorSpec], scenario: Scenario
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"
     before = None
     if scenario.optimizer.max_grad_norm is not None or are_scaled:
-        before = Parts(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
+        before = OptimizerShare(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
     of_held = tuple(i for i, part in zip(indices, parts, strict=False) if part.numel)
     return Share(tuple(ranks), held, (None,) * len(held), before, of_held)
 

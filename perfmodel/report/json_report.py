@@ -11,7 +11,7 @@ from perfmodel.prediction.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.trace.store import blocks_of_parts
+from perfmodel.trace.store import blocks_of_stages
 
 if TYPE_CHECKING:
     from perfmodel.prediction.fitting import Fitting
@@ -89,7 +89,7 @@ def _pipeline(prediction: Prediction) -> dict[str, Any]:
     lists = ("stages", "blocks")
     ranks = [asdict(each) | {name: list(getattr(each, name)) for name in lists} for each in rank_shares(prediction)]
     return {
-        "blocks": list(blocks_of_parts(prediction.scenario)),
+        "blocks": list(blocks_of_stages(prediction.scenario)),
         "bubble_share": bubble_share(prediction),
         "shown_rank": prediction.shown_rank,
         "ranks": ranks,

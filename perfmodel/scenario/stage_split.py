@@ -47,15 +47,15 @@ def pipeline_of(scenario: Scenario) -> PipelineSection:
             f"parallelism.pp.micro_batches must divide batch.size={scenario.batch.size} (got {section.micro_batches}). "
             "Change one of them."
         )
-    if section.layers is not None and len(section.layers) != number_of_parts(section):
+    if section.layers is not None and len(section.layers) != number_of_stages(section):
         raise PerfModelError(
-            f"parallelism.pp.layers must have {number_of_parts(section)} numbers, stages={section.stages} x "
+            f"parallelism.pp.layers must have {number_of_stages(section)} numbers, stages={section.stages} x "
             f"virtual_stages={section.virtual_stages} (got {len(section.layers)}). Change it, or leave it out."
         )
     return section
 
 
-def number_of_parts(section: PipelineSection) -> int:
+def number_of_stages(section: PipelineSection) -> int:
     """Parts of the model: torch's stages, of which each rank has ``virtual_stages``."""
     return section.stages * section.virtual_stages
 
@@ -76,7 +76,7 @@ def parts_of(scenario: Scenario, counts: ParameterCounts) -> tuple[int, ...]:
     section = pipeline_of(scenario)
     blocks = families.resolved(scenario.model).layers or 0
     if section.layers is None:
-        return balanced(blocks, number_of_parts(section), counts)
+        return balanced(blocks, number_of_stages(section), counts)
     if sum(section.layers) != blocks:
         raise PerfModelError(
             f"parallelism.pp.layers must add up to the model's {blocks} blocks (got {sum(section.layers)}). Change it, "

@@ -32,13 +32,13 @@ import numpy as np
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.rendezvous import Clock
-from perfmodel.simulate.tasks import Item, Lane
+from perfmodel.simulate.tasks import SideStream, StreamTask
 
 CHUNK = 512  # entries of one pass while communication is near
 MOMENT_S = 1e-9  # less is rounding: what begins as something ends
 
 
-class Device:
+class DeviceClock:
     """Runs entries and items as far as it is asked to, never further: what is issued later may still come between.
 
     Parameters
@@ -67,16 +67,16 @@ class Device:
         self.start_s = np.zeros(0)
         self.end_s = np.zeros(0)
         self.done = 0
-        self.items: list[Item] = []
+        self.items: list[StreamTask] = []
         self._slowdowns = slowdowns
         self._step_entries = entries
         self._kernels = np.zeros(entries) if kernels is None else kernels
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, SideStream] = {}
         self._ready_s = np.zeros(0)
         self._left_s = np.zeros(0)
         self._whole_s = np.zeros(0)
         self._issued = 0
-        self._waits: dict[int, list[Item]] = {}
+        self._waits: dict[int, list[StreamTask]] = {}
         self._cuts: list[int] = []  # entries before which a pass must end, ascending
         self._free_s = 0.0
         self._begun_s: float | None = None  # start of the entry that is on, if a pass was cut inside it
@@ -87,7 +87,7 @@ class Device:
         return self._issued
 
     @property
-    def awaited(self) -> tuple[Item, ...]:
+    def awaited(self) -> tuple[StreamTask, ...]:
         """What the next entry starts after."""
         return tuple(self._waits.get(self._issued, ()))
 
@@ -103,15 +103,15 @@ class Device:
         self._left_s[part] = self._whole_s[part] = duration_s
         self._issued = part.stop
 
-    def wait(self, items: tuple[Item, ...]) -> None:
+    def wait(self, items: tuple[StreamTask, ...]) -> None:
         """The next entry issued to the compute stream starts after these."""
         self._waits.setdefault(self._issued, []).extend(items)
         self._cut(self._issued)
 
-    def add(self, item: Item) -> None:
+    def add(self, item: StreamTask) -> None:
         """Append to the item's lane."""
         self.items.append(item)
-        self._lanes.setdefault(item.lane, Lane()).waiting.append(item)
+        self._lanes.setdefault(item.lane, SideStream()).waiting.append(item)
         self._cut(item.after_entry + 1)
 
     def _cut(self, entry: int) -> None:
@@ -136,7 +136,7 @@ class Device:
         for item in self.items:
             yield from self.finish(item)
 
-    def finish(self, item: Item) -> Clock:
+    def finish(self, item: StreamTask) -> Clock:
         """The item has ended, the compute stream standing still meanwhile (it has nothing more to do before that)."""
         while not item.is_done or item.end_s > self._free_s:
             self._start_lanes(self._free_s)
@@ -158,20 +158,20 @@ class Device:
         running = (lane.running for lane in self._lanes.values() if lane.running is not None and lane.running.meetings)
         return [item.moves_s for item in running if self._free_s < item.moves_s < math.inf]
 
-    def _kind(self, item: Item) -> int:
+    def _kind(self, item: StreamTask) -> int:
         """Of what it does now."""
         return item.waiting_kind if item.meetings and item.moves_s > self._free_s else item.kind
 
-    def _end_alone_s(self, item: Item) -> float:
+    def _end_alone_s(self, item: StreamTask) -> float:
         """Of a running item, if the compute stream does nothing."""
         return max(item.met_s, self._free_s) if item.meetings else self._free_s + item.left_s
 
-    def _is_blocked(self, running: list[Lane], time_s: float) -> bool:
+    def _is_blocked(self, running: list[SideStream], time_s: float) -> bool:
         """Whether a message may change what happens before then."""
         met = (lane.running is None or not lane.running.meetings or lane.running.met_s < math.inf for lane in running)
         return not all(met) and (time_s == math.inf or time_s > self._horizon_s())
 
-    def _advance(self, lane: Lane, work_s: float, time_s: float, is_over: bool) -> None:
+    def _advance(self, lane: SideStream, work_s: float, time_s: float, is_over: bool) -> None:
         item = lane.running
         assert item is not None
         item.left_s -= work_s
@@ -179,7 +179,7 @@ class Device:
             item.end_s = lane.free_s = time_s
             lane.running = None
 
-    def _next_start_s(self, lane: Lane) -> float | None:
+    def _next_start_s(self, lane: SideStream) -> float | None:
         """When the lane's next item can start, None while that is not known."""
         if lane.running is not None or not lane.waiting:
             return None
@@ -198,7 +198,7 @@ class Device:
         while any(self._start(lane, time_s) for lane in self._lanes.values()):
             pass
 
-    def _start(self, lane: Lane, time_s: float) -> bool:
+    def _start(self, lane: SideStream, time_s: float) -> bool:
         """Start what the lane can; whether the end of an item became known."""
         has_ended = False
         while (start_s := self._next_start_s(lane)) is not None:
@@ -220,7 +220,7 @@ class Device:
                 lane.running = item
         return has_ended
 
-    def _holds(self, item: Item, time_s: float) -> bool:
+    def _holds(self, item: StreamTask, time_s: float) -> bool:
         """Whether the entry that is on leaves no room yet; the item is then ready when its tail begins.
 
         Streams of equal priority: blocks of a later kernel are handed out only after all of an earlier one's.
@@ -311,7 +311,7 @@ class Device:
     def _columns(self, part: slice) -> np.ndarray:
         return np.arange(part.start, part.stop) % self._step_entries
 
-    def _compute_factor(self, running: list[Lane], part: slice) -> np.ndarray:
+    def _compute_factor(self, running: list[SideStream], part: slice) -> np.ndarray:
         factor = np.ones(part.stop - part.start)
         for lane in running:
             if lane.running is not None and (kind := self._kind(lane.running)) >= 0:
@@ -333,12 +333,12 @@ class Device:
         kinds = (self._kind(item) for item in running)
         return max((self._slowdowns[kind].pause_s for kind in kinds if kind >= 0), default=0.0)
 
-    def _waiting(self) -> list[Item]:
+    def _waiting(self) -> list[StreamTask]:
         """Of each lane the next item, if it waits for work of another lane or of the compute stream."""
         heads = (lane.waiting[0] for lane in self._lanes.values() if lane.waiting)
         return [head for head in heads if self._waits_for_others(head)]
 
-    def _waits_for_others(self, item: Item) -> bool:
+    def _waits_for_others(self, item: StreamTask) -> bool:
         return item.after_entry >= self.done or any(
             not each.is_done or each.end_s > self._free_s for each in item.after_items
         )
@@ -350,11 +350,11 @@ class Device:
         known = ([item.ready_s, *(each.end_s for each in item.after_items)] for item in self._waiting())
         return [time_s for times_s in known for time_s in times_s if time_s > self._free_s]
 
-    def _rates(self, item: Item, part: slice) -> np.ndarray:
+    def _rates(self, item: StreamTask, part: slice) -> np.ndarray:
         return np.asarray(1 / self._slowdowns[item.kind].communication_factor[self._columns(part)])
 
     def _progress(
-        self, item: Item, start_s: np.ndarray, end_s: np.ndarray, part: slice
+        self, item: StreamTask, start_s: np.ndarray, end_s: np.ndarray, part: slice
     ) -> tuple[np.ndarray, np.ndarray]:
         """Work of the item done when each entry starts and ends: all of the time in gaps, less beside entries."""
         gaps_s = start_s - np.concatenate([[self._free_s], end_s[:-1]])
@@ -362,7 +362,7 @@ class Device:
         at_end_s = np.cumsum(gaps_s + beside_s)
         return at_end_s - beside_s, at_end_s
 
-    def _end_of(self, lane: Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
+    def _end_of(self, lane: SideStream, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
         """When the running item ends, if nothing else changes; infinity if not within these entries."""
         item = lane.running
         assert item is not None
@@ -377,7 +377,9 @@ class Device:
             return float(start_s[index]) + missing_s
         return float(start_s[index]) + missing_s / float(self._rates(item, part)[index])
 
-    def _work_until(self, lane: Lane, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float) -> float:
+    def _work_until(
+        self, lane: SideStream, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float
+    ) -> float:
         """Work of the running item done until ``time_s``, where the pass ends."""
         item = lane.running
         assert item is not None

@@ -13,16 +13,16 @@ import numpy as np
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, Program
-from perfmodel.simulate.host_clock import Rank
-from perfmodel.simulate.rendezvous import Clock, World
-from perfmodel.simulate.timed_step import BLOCKING, StepWork
+from perfmodel.simulate.host_clock import HostClock
+from perfmodel.simulate.rendezvous import Clock, RankScheduler
+from perfmodel.simulate.timed_step import BLOCKING, TimedStep
 from perfmodel.simulate.timeline import Communication, SideKernel, Timeline, spans
 from perfmodel.trace.trace import EventKind
 
 ALIKE, MOST_STEPS = 1e-4, 64  # ranks' steps differ by no more, of the longest; and of simulated steps
 
 
-def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
+def simulate(program: Program, work: TimedStep, launch: Launch) -> Timeline:
     """The steady step of a device with its own clock.
 
     Steps follow each other without synchronisation until the launch queue has filled; the last one is returned. The
@@ -35,7 +35,7 @@ def simulate(program: Program, work: StepWork, launch: Launch) -> Timeline:
     return timeline
 
 
-def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], launch: Launch) -> list[Timeline]:
+def simulate_together(programs: Sequence[Program], works: Sequence[TimedStep], launch: Launch) -> list[Timeline]:
     """The same of ranks that send each other messages, each with a program of its own; all begin with idle clocks.
 
     Their steps are alike in the long run, and so long they run: until the last step but one takes all of them the same
@@ -67,14 +67,14 @@ def simulate_together(programs: Sequence[Program], works: Sequence[StepWork], la
 
 
 class _Together:
-    """Ranks that run so many steps. after: how many of these follow the one that is told of."""
+    """Ranks that run so many steps. after: how many of these follow the one that is reported of."""
 
     def __init__(
-        self, programs: Sequence[Program], works: Sequence[StepWork], launch: Launch, steps: int, after: int = 0
+        self, programs: Sequence[Program], works: Sequence[TimedStep], launch: Launch, steps: int, after: int = 0
     ) -> None:
-        self._world, self._steps = World(len(programs)), steps
+        self._world, self._steps = RankScheduler(len(programs)), steps
         self.ranks = [
-            Rank(program, work, launch, steps, self._world, number, after)
+            HostClock(program, work, launch, steps, self._world, number, after)
             for number, (program, work) in enumerate(zip(programs, works, strict=True))
         ]
 
@@ -87,15 +87,19 @@ class _Together:
         steps_s = [rank.step_s for rank in self.ranks]
         return max(steps_s) - min(steps_s) <= ALIKE * max(steps_s)
 
-    def _clock(self, rank: Rank, wait: bool) -> Clock:
+    def _clock(self, rank: HostClock, wait: bool) -> Clock:
         for _ in range(self._steps):
             yield from rank.step()
         yield from rank.wait() if wait else rank.device.run_all()
 
 
-def _timeline(program: Program, work: StepWork, rank: Rank, synced_step_s: float, began_s: float) -> Timeline:
+def _timeline(program: Program, work: TimedStep, rank: HostClock, synced_step_s: float, began_s: float) -> Timeline:
     columns = program.instructions
-    issue_s, start_s, end_s = rank.issue_s[rank.told], rank.device.start_s[rank.told], rank.device.end_s[rank.told]
+    issue_s, start_s, end_s = (
+        rank.issue_s[rank.reported],
+        rank.device.start_s[rank.reported],
+        rank.device.end_s[rank.reported],
+    )
     origin_s = rank.began_s
     launches = work.launches
     position = work.position[launches]
@@ -122,8 +126,8 @@ def _timeline(program: Program, work: StepWork, rank: Rank, synced_step_s: float
 
 def _communications(
     program: Program,
-    work: StepWork,
-    rank: Rank,
+    work: TimedStep,
+    rank: HostClock,
     issue_s: np.ndarray,
     start_s: np.ndarray,
     end_s: np.ndarray,
@@ -152,7 +156,7 @@ def _communications(
     return tuple(sorted((each.shifted(-origin_s) for each in found), key=lambda each: each.start_s))
 
 
-def _side_kernels(program: Program, work: StepWork, rank: Rank, origin_s: float) -> tuple[SideKernel, ...]:
+def _side_kernels(program: Program, work: TimedStep, rank: HostClock, origin_s: float) -> tuple[SideKernel, ...]:
     columns = program.instructions
     found = [
         SideKernel(

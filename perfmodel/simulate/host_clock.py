@@ -23,10 +23,10 @@ import numpy as np
 
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import BY_HOST, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.device_clock import Device
-from perfmodel.simulate.rendezvous import RECEIVER, SENDER, Clock, Meeting, World
-from perfmodel.simulate.tasks import Item
-from perfmodel.simulate.timed_step import StepWork
+from perfmodel.simulate.device_clock import DeviceClock
+from perfmodel.simulate.rendezvous import RECEIVER, SENDER, Clock, RankScheduler, Rendezvous
+from perfmodel.simulate.tasks import StreamTask
+from perfmodel.simulate.timed_step import TimedStep
 from perfmodel.trace.trace import EventKind
 
 
@@ -34,7 +34,7 @@ class _Mark(NamedTuple):
     """What must have ended: an entry of the compute stream (-1: none), and items."""
 
     entry: int
-    items: tuple[Item, ...]
+    items: tuple[StreamTask, ...]
 
 
 def _both(*marks: _Mark) -> _Mark:
@@ -43,28 +43,28 @@ def _both(*marks: _Mark) -> _Mark:
     return _Mark(entry, tuple({id(item): item for mark in marks for item in mark.items}.values()))
 
 
-class Rank:
-    """Issues steps one after another. after: how many follow the one that is told of."""
+class HostClock:
+    """Issues steps one after another. after: how many follow the one that is reported of."""
 
     def __init__(
         self,
         program: Program,
-        work: StepWork,
+        work: TimedStep,
         launch: Launch,
         steps: int,
-        world: World | None = None,
+        world: RankScheduler | None = None,
         rank: int = 0,
         after: int = 0,
     ) -> None:
         columns = program.instructions
         self._kind, self._a, self._stream = columns.kind.tolist(), columns.a.tolist(), columns.stream.tolist()
         self._b, self._exchanges = columns.b.tolist(), program.exchanges
-        self._world, self._rank, self._step, self._after = world or World(1), rank, 0, after
+        self._world, self._rank, self._step, self._after = world or RankScheduler(1), rank, 0, after
         self._group = [collective.group for collective in program.collectives]
         self.work, self.launch = work, launch
         entries = len(work.position)
         horizon_s = partial(self._world.horizon_s, rank)
-        self.device = Device(launch, list(work.slowdowns), entries, work.kernels, horizon_s)
+        self.device = DeviceClock(launch, list(work.slowdowns), entries, work.kernels, horizon_s)
         self.device.reserve(steps * entries)
         self.issue_s = np.zeros(steps * entries)
         before = np.arange(steps) * work.launched_kernels
@@ -77,10 +77,10 @@ class Rank:
         self._reached_s = 0.0  # of this step's host costs, what the host's clock contains
         self._marks: dict[int, _Mark] = {}
         self._gates: dict[int, list[_Mark]] = {}  # by stream: what its next work waits for
-        self._last: dict[int, Item] = {}  # by stream
+        self._last: dict[int, StreamTask] = {}  # by stream
         self._last_of_group: dict[str, _Mark] = {}
         self._queued_before = 0  # launches of the steps before
-        self._beside: list[list[tuple[int, float, Item]]] = []  # by step: position, issue, item
+        self._beside: list[list[tuple[int, float, StreamTask]]] = []  # by step: position, issue, item
 
     def step(self) -> Clock:
         """One step: entries in stretches between the instructions at which something else happens."""
@@ -99,32 +99,32 @@ class Rank:
         self._step += 1
 
     @property
-    def told(self) -> slice:
-        """Entries of the step that is told of."""
+    def reported(self) -> slice:
+        """Entries of the step that is reported of."""
         stop = self.device.issued - self._after * len(self.work.position)
         return slice(stop - len(self.work.position), stop)
 
     @property
-    def beside(self) -> list[tuple[int, float, Item]]:
+    def beside(self) -> list[tuple[int, float, StreamTask]]:
         """Of that step, what ran on other streams."""
         return self._beside[-1 - self._after]
 
     @property
     def began_s(self) -> float:
         """When the host began that step."""
-        return float(self.issue_s[self.told.start + self.work.marks[0]])
+        return float(self.issue_s[self.reported.start + self.work.marks[0]])
 
     @property
     def step_s(self) -> float:
         """From the device's reaching that step to its reaching the next."""
-        first, *_, last = self.device.end_s[self.told][self.work.marks].tolist()
+        first, *_, last = self.device.end_s[self.reported][self.work.marks].tolist()
         return float(last - first)
 
     def wait(self) -> Clock:
         """The host waits until everything issued is done."""
         yield from self._synchronize(tuple(self._last.values()))
 
-    def _synchronize(self, items: tuple[Item, ...]) -> Clock:
+    def _synchronize(self, items: tuple[StreamTask, ...]) -> Clock:
         """The host waits for all that the compute stream was given, and for these."""
         issued = self.device.issued
         yield from self.device.run_until(issued)
@@ -180,7 +180,7 @@ class Rank:
             self._communicate_beside(position, stream, number)
 
     def _mark(self, stream: int) -> _Mark:
-        """All that the stream was given so far, and what it was told to wait for."""
+        """All that the stream was given so far, and what it was reported to wait for."""
         if stream == COMPUTE:
             return _Mark(self.device.issued - 1, self.device.awaited)
         last = [_Mark(-1, (self._last[stream],))] if stream in self._last else []
@@ -221,7 +221,7 @@ class Rank:
         item.waiting_kind = kind if self.work.waiting is None else self.work.waiting + number
         self._last_of_group[group] = _Mark(-1, (item,))
 
-    def _meetings(self, position: int, number: int) -> tuple[tuple[Meeting, int], ...]:
+    def _meetings(self, position: int, number: int) -> tuple[tuple[Rendezvous, int], ...]:
         """With those that the messages are exchanged with, if it is of messages."""
         exchange = self._b[position]
         if exchange == 0:
@@ -248,10 +248,12 @@ class Rank:
         stream: int,
         duration_s: float,
         kind: int,
-        meetings: tuple[tuple[Meeting, int], ...] = (),
-    ) -> Item:
+        meetings: tuple[tuple[Rendezvous, int], ...] = (),
+    ) -> StreamTask:
         gate = _both(*self._gates.pop(stream, []))
-        item = Item(stream, duration_s, kind, self.host_s + self.launch.latency_s, gate.entry, gate.items, meetings)
+        item = StreamTask(
+            stream, duration_s, kind, self.host_s + self.launch.latency_s, gate.entry, gate.items, meetings
+        )
         self.device.add(item)
         self._last[stream] = item
         self._beside[-1].append((position, self.host_s, item))

@@ -1,7 +1,7 @@
 """The engine where host and device are one processor: only communication runs beside its one clock.
 
 Operators of every stream run on it in the order of the program; one of another stream waits, and with it the host, for
-the collectives that its stream was given or told to wait for.
+the collectives that its stream was given or reported to wait for.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Program
-from perfmodel.simulate.timed_step import BLOCKING, StepWork
+from perfmodel.simulate.timed_step import BLOCKING, TimedStep
 from perfmodel.simulate.timeline import Communication, Timeline, spans
 from perfmodel.trace.trace import EventKind
 
 
-def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
+def simulate_one_clock(program: Program, work: TimedStep) -> Timeline:
     """A step in which operators and host costs add up.
 
     Collectives beside the compute stream start when they are issued, one after another on each stream and in each
@@ -55,7 +55,7 @@ def simulate_one_clock(program: Program, work: StepWork) -> Timeline:
 
 
 def _communicate(
-    program: Program, work: StepWork, until_s: np.ndarray, lasts_s: np.ndarray
+    program: Program, work: TimedStep, until_s: np.ndarray, lasts_s: np.ndarray
 ) -> tuple[np.ndarray, list[Communication]]:
     """Seconds the host waits at each instruction, and the communications beside it. until_s: when each would end if it
     never waited. lasts_s: of which operators and collectives take so long.

@@ -28,16 +28,16 @@ Clock = Generator[float, None, None]  # what a rank does; each time that it yiel
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """One message. duration_s: from when it moves. room: the message whose receiver makes room for it by coming, be it
     its own; None if there is room anyway. frees: those for which this one's does. ranks, arrived_s: of sender and
     receiver.
     """
 
-    world: World
+    world: RankScheduler
     duration_s: float
-    room: Meeting | None = None
-    frees: list[Meeting] = field(default_factory=list)
+    room: Rendezvous | None = None
+    frees: list[Rendezvous] = field(default_factory=list)
     ranks: list[int] = field(default_factory=lambda: [-1, -1])
     arrived_s: list[float] = field(default_factory=lambda: [math.inf, math.inf])
 
@@ -70,15 +70,17 @@ def alone(clock: Clock) -> None:
         raise RuntimeError("a rank that is simulated alone waits for a message")
 
 
-class World:
+class RankScheduler:
     """Ranks that are simulated together."""
 
     def __init__(self, ranks: int) -> None:
         self._next_s = [0.0] * ranks
-        self._half: dict[Hashable, Meeting] = {}  # that only one side has asked for
-        self._sent: dict[Hashable, deque[tuple[float, Meeting]]] = {}  # by pair, with what all so far took of the room
+        self._half: dict[Hashable, Rendezvous] = {}  # that only one side has asked for
+        self._sent: dict[
+            Hashable, deque[tuple[float, Rendezvous]]
+        ] = {}  # by pair, with what all so far took of the room
 
-    def send(self, key: Hashable, rank: int, duration_s: float, pair: Hashable, share: float = math.inf) -> Meeting:
+    def send(self, key: Hashable, rank: int, duration_s: float, pair: Hashable, share: float = math.inf) -> Rendezvous:
         """The message of this name, sent after others of the pair. share: what it takes of the room that the pair has
         for messages whose receiver has not come; of more than all of it, a part is kept.
         """
@@ -93,15 +95,15 @@ class World:
             message.room.frees.append(message)
         return message
 
-    def receive(self, key: Hashable, rank: int, duration_s: float) -> Meeting:
+    def receive(self, key: Hashable, rank: int, duration_s: float) -> Rendezvous:
         """The message of this name."""
         return self._meeting(key, RECEIVER, rank, duration_s)
 
-    def _meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Meeting:
+    def _meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Rendezvous:
         """It takes as long as the side says for which it takes longer."""
         known = self._half.pop(key, None)
         if known is None:
-            known = self._half[key] = Meeting(self, duration_s)
+            known = self._half[key] = Rendezvous(self, duration_s)
         known.duration_s = max(known.duration_s, duration_s)
         known.ranks[side] = rank
         return known

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from perfmodel.simulate.rendezvous import Meeting
+from perfmodel.simulate.rendezvous import Rendezvous
 
 
 @dataclass
-class Item:
+class StreamTask:
     """One piece of work of a lane. ready_s: when its launch has arrived. after_entry: number of the entry, counted over
     all steps, that must have ended, with all before it (-1: none). after_items: items that must have, too. kind: which
     slowdown holds while it runs, -1 for none. meetings: of messages, each with its side; they set its end.
@@ -21,8 +21,8 @@ class Item:
     kind: int
     ready_s: float
     after_entry: int = -1
-    after_items: tuple[Item, ...] = ()
-    meetings: tuple[tuple[Meeting, int], ...] = ()
+    after_items: tuple[StreamTask, ...] = ()
+    meetings: tuple[tuple[Rendezvous, int], ...] = ()
     waiting_kind: int = -1
     start_s: float = -1.0
     end_s: float = -1.0
@@ -45,9 +45,9 @@ class Item:
 
 
 @dataclass
-class Lane:
+class SideStream:
     """A stream beside the compute stream: what runs, what waits behind it, and since when it is free."""
 
-    waiting: deque[Item] = field(default_factory=deque)
-    running: Item | None = None
+    waiting: deque[StreamTask] = field(default_factory=deque)
+    running: StreamTask | None = None
     free_s: float = 0.0

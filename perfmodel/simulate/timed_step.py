@@ -28,7 +28,7 @@ class SideWork:
 
 
 @dataclass(frozen=True)
-class StepWork:
+class TimedStep:
     """The same for every step. Columns by entry of the compute stream, in the order in which they are issued.
 
     position: among the instructions; a mark is issued ahead of the instruction it stands at. source: LAUNCH, BLOCKING
@@ -109,7 +109,7 @@ def launched_positions(program: Program, kernels: np.ndarray) -> np.ndarray:
     return np.asarray(positions[kernels[columns.a[positions]] > 0])
 
 
-def step_work(
+def timed_step(
     program: Program,
     duration_s: np.ndarray,
     kernels: np.ndarray,
@@ -119,7 +119,7 @@ def step_work(
     beside_slowdowns: Mapping[int, Slowdown] | None = None,
     waiting_slowdowns: tuple[Slowdown, ...] = (),
     ahead: np.ndarray | None = None,
-) -> StepWork:
+) -> TimedStep:
     """Columns of a step.
 
     duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
@@ -146,7 +146,7 @@ def step_work(
     meets[beside] = True
     sharing = beside_slowdowns or {}
     kinds = {number: len(slowdowns) + index for index, number in enumerate(sharing)}
-    return StepWork(
+    return TimedStep(
         position[order],
         source[order],
         lasts[order],

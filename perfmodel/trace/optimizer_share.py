@@ -26,7 +26,7 @@ OF_OPERATIONS = (EventKind.OP, EventKind.SYNC)
 OF_STORAGES = (EventKind.ALLOC, EventKind.FREE)
 
 
-class Parts(NamedTuple):
+class OptimizerShare(NamedTuple):
     """What ranks that hold parts of the gradients do before they step over these, beside the optimizer: they clip them
     to the scenario's norm, if it has one.
 

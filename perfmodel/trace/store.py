@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.scenario.scenario import workload_digest, workload_of
-from perfmodel.scenario.stage_split import ParameterCounts, micro_batch_size, number_of_parts, parts_of, pipeline_of
+from perfmodel.scenario.stage_split import ParameterCounts, micro_batch_size, number_of_stages, parts_of, pipeline_of
 from perfmodel.trace.trace import Trace, load_trace, save_trace
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
     from perfmodel.trace.operation import TensorSpec
-    from perfmodel.trace.optimizer_share import Parts
+    from perfmodel.trace.optimizer_share import OptimizerShare
 
 SHIPPED = Path(__file__).resolve().parents[2] / "scenarios" / "traces"
 REMEMBERED_TRACES = 32
@@ -47,7 +47,7 @@ def trace_name(scenario: Scenario) -> str:
     return f"{scenario.model.family or 'target'}-{workload_digest(workload_of(scenario))}"
 
 
-def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> str:
+def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None) -> str:
     """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer, of what it steps over, and of what goes before."""
     workload: dict[str, Any] = {
         "optimizer": scenario.optimizer.model_dump(mode="json"),
@@ -58,7 +58,7 @@ def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], part
     return f"optimizer-{workload_digest(workload)}"
 
 
-def part_workload(scenario: Scenario, blocks: Sequence[int], number: int, split: bool) -> dict[str, Any]:
+def stage_workload(scenario: Scenario, blocks: Sequence[int], number: int, split: bool) -> dict[str, Any]:
     """What decides which operators part ``number`` of the scenario's pipeline runs.
 
     That of a micro-batch, and what the part has of the model: how many blocks, and the place of the first of them among
@@ -86,7 +86,7 @@ def part_workload(scenario: Scenario, blocks: Sequence[int], number: int, split:
     return workload_of(scenario.model_copy(update={"batch": batch, "training": training})) | {"part": stage}
 
 
-def check_part(scenario: Scenario, number: int) -> None:
+def check_stage(scenario: Scenario, number: int) -> None:
     """Refuse a part that the scenario's pipeline does not have.
 
     Raises
@@ -94,7 +94,7 @@ def check_part(scenario: Scenario, number: int) -> None:
     PerfModelError
         Then, or if the scenario has no pipeline, or does not train.
     """
-    count = number_of_parts(pipeline_of(scenario))
+    count = number_of_stages(pipeline_of(scenario))
     if scenario.mode != "train":
         raise PerfModelError(
             f"mode must be train where parallelism.pp is given (got {scenario.mode}): a pipeline of forward alone is "
@@ -104,12 +104,12 @@ def check_part(scenario: Scenario, number: int) -> None:
         raise PerfModelError(f"part must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
 
 
-def part_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
-    """``part-1a2b3c4d5e6f``: the digest of :func:`part_workload`. Needs torch unless ``layers`` are given."""
-    return f"part-{workload_digest(part_workload(scenario, blocks_of_parts(scenario), number, split))}"
+def stage_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
+    """``part-1a2b3c4d5e6f``: the digest of :func:`stage_workload`. Needs torch unless ``layers`` are given."""
+    return f"part-{workload_digest(stage_workload(scenario, blocks_of_stages(scenario), number, split))}"
 
 
-def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+def blocks_of_stages(scenario: Scenario) -> tuple[int, ...]:
     """Repeated blocks of each part of the scenario's pipeline, in order.
 
     Raises
@@ -121,7 +121,7 @@ def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
         return parts_of(scenario, ParameterCounts(embeddings=0, block=0, head=0))
     with _torch_needed(scenario):
         from perfmodel.tracing import stage
-    return stage.blocks_of_parts(scenario)
+    return stage.blocks_of_stages(scenario)
 
 
 def find_trace(name: str) -> Path | None:
@@ -151,7 +151,9 @@ def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
     return _get(trace_name(scenario), make, in_files=False, allow_import=allow_import, folder=scenario.folder)
 
 
-def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
+def get_optimizer_trace(
+    scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None
+) -> Trace:
     """The scenario's optimizer over parameters like these alone: remembered, loaded, or made now and cached.
 
     Raises
@@ -168,10 +170,10 @@ def get_optimizer_trace(scenario: Scenario, tensors: Sequence[TensorSpec], parts
     return _get(optimizer_trace_name(scenario, tensors, parts), make)
 
 
-def get_part_trace(scenario: Scenario, number: int, split: bool = False) -> Trace:
+def get_stage_trace(scenario: Scenario, number: int, split: bool = False) -> Trace:
     """What part ``number`` of the scenario's pipeline computes: remembered, loaded, or made now and cached.
 
-    Parts that run the same operators share a trace; see :func:`~perfmodel.tracing.stage.trace_part`.
+    Parts that run the same operators share a trace; see :func:`~perfmodel.tracing.stage.trace_stage`.
 
     Raises
     ------
@@ -181,11 +183,11 @@ def get_part_trace(scenario: Scenario, number: int, split: bool = False) -> Trac
 
     def make() -> Trace:
         with _torch_needed(scenario):
-            from perfmodel.tracing.stage import trace_part
-        return trace_part(scenario, number, split)
+            from perfmodel.tracing.stage import trace_stage
+        return trace_stage(scenario, number, split)
 
-    check_part(scenario, number)
-    return _get(part_trace_name(scenario, number, split), make)
+    check_stage(scenario, number)
+    return _get(stage_trace_name(scenario, number, split), make)
 
 
 def _get(

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.trace.trace import EventKind, StorageKind
-from perfmodel.tracing.fake_cuda import CudaIllusion, illusion_kept, patched
+from perfmodel.tracing.fake_cuda import FakeCudaMode, illusion_kept, patched
 from perfmodel.tracing.recorder import Recorder
 from perfmodel.tracing.storages import StorageLedger
 
@@ -20,7 +20,7 @@ ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
 
 @contextmanager
-def nodes_reported(recorder: Recorder, illusion: CudaIllusion) -> Iterator[None]:
+def nodes_reported(recorder: Recorder, illusion: FakeCudaMode) -> Iterator[None]:
     """Tell ``recorder`` as every node of every backward pass starts and ends, also those that run no operator.
 
     Recomputation runs model code inside backward, so ``illusion`` is kept up there.

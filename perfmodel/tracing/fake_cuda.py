@@ -68,7 +68,7 @@ _DATA_READS = (torch.Tensor.numpy, torch.Tensor.__array__)  # item() and the lik
 _ENGINE_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-class CudaIllusion(TorchFunctionMode):
+class FakeCudaMode(TorchFunctionMode):
     """See the module. ``recorder`` is told the place of results and the calls."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -126,7 +126,7 @@ def _move(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, Any
 
 
 @contextmanager
-def illusion_kept(illusion: CudaIllusion) -> Iterator[None]:
+def illusion_kept(illusion: FakeCudaMode) -> Iterator[None]:
     """Switch the illusion on again inside a call that it handles, where torch has it off."""
     if illusion in torch.overrides._get_current_function_mode_stack():
         yield

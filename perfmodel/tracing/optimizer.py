@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from perfmodel.models.step import clip_parts, make_optimizer, update
 from perfmodel.scenario.scenario import workload_of
 from perfmodel.trace.operation import TensorSpec
-from perfmodel.trace.optimizer_share import Parts
+from perfmodel.trace.optimizer_share import OptimizerShare
 from perfmodel.trace.trace import Parameter, StorageKind, Trace
-from perfmodel.tracing.fake_cuda import CudaIllusion
+from perfmodel.tracing.fake_cuda import FakeCudaMode
 from perfmodel.tracing.recorder import Recorder
 from perfmodel.tracing.step import assemble, cuda_environment, mark_optimizer_states, no_garbage_collection
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
 
 
-def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Parts | None = None) -> Trace:
+def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None) -> Trace:
     """The first and the second step of the scenario's optimizer over parameters like ``tensors``.
 
     Parameters
@@ -32,7 +32,7 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Pa
         Whose optimizer section counts.
     tensors : sequence of TensorSpec
         At least one; their gradients are alike.
-    parts : Parts, optional
+    parts : OptimizerShare, optional
         What goes before, if ``tensors`` are parts of parameters.
 
     Returns
@@ -44,7 +44,7 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Pa
     with no_garbage_collection():
         recorder = Recorder(())
         fake_mode = FakeTensorMode()
-        with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder):
+        with cuda_environment(recorder), fake_mode, recorder, FakeCudaMode(recorder):
             leaves = [nn.Parameter(_like(tensor)) for tensor in tensors]
             parameters = [
                 Parameter(str(index), tensor, recorder.ledger.add_persistent(leaf, StorageKind.PARAMETER))
@@ -65,7 +65,7 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Pa
     return assemble(workload_of(scenario), recorder, parameters, taken)
 
 
-def _scaler(parts: Parts | None) -> Any:
+def _scaler(parts: OptimizerShare | None) -> Any:
     """As it is after it has scaled the loss."""
     if parts is None or not parts.are_scaled:
         return None
@@ -74,7 +74,9 @@ def _scaler(parts: Parts | None) -> Any:
     return scaler
 
 
-def _clipping(scenario: Scenario, leaves: Sequence[nn.Parameter], parts: Parts | None) -> Callable[[], object] | None:
+def _clipping(
+    scenario: Scenario, leaves: Sequence[nn.Parameter], parts: OptimizerShare | None
+) -> Callable[[], object] | None:
     norm = scenario.optimizer.max_grad_norm
     if parts is None or norm is None:
         return None

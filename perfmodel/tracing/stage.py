@@ -17,11 +17,11 @@ from perfmodel.models.build import BLOCKS, build_module, make_inputs, repeated_b
 from perfmodel.models.stages import boundary_tensors, cut, loss_of, parameter_counts
 from perfmodel.models.step import AUTOCAST_DTYPES, Mark, make_optimizer, update
 from perfmodel.progress import doing
-from perfmodel.scenario.stage_split import micro_batch_size, number_of_parts, parts_of, pipeline_of
-from perfmodel.trace.store import check_part, part_workload
+from perfmodel.scenario.stage_split import micro_batch_size, number_of_stages, parts_of, pipeline_of
+from perfmodel.trace.store import check_stage, stage_workload
 from perfmodel.trace.trace import Boundary, BoundaryTensor, Parameter, StepEvents, StorageKind, Trace
 from perfmodel.tracing.autograd import blocks_reported, gradients_reported, modules_reported, nodes_reported
-from perfmodel.tracing.fake_cuda import CudaIllusion, patched
+from perfmodel.tracing.fake_cuda import FakeCudaMode, patched
 from perfmodel.tracing.recorder import Recorder
 from perfmodel.tracing.step import (
     TRACED_MICRO_BATCHES,
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")  # of fake tensors
 
 
-def blocks_of_parts(scenario: Scenario) -> tuple[int, ...]:
+def blocks_of_stages(scenario: Scenario) -> tuple[int, ...]:
     """Repeated blocks of each part of the scenario's pipeline, in order."""
     wanted = {"model", "batch", "parallelism", "hardware"}
-    return _blocks_of_parts(scenario.model_dump_json(include=wanted))
+    return _blocks_of_stages(scenario.model_dump_json(include=wanted))
 
 
 @lru_cache(maxsize=64)
-def _blocks_of_parts(text: str) -> tuple[int, ...]:
+def _blocks_of_stages(text: str) -> tuple[int, ...]:
     from perfmodel.scenario.scenario import Scenario
 
     scenario = Scenario.model_validate_json(text)
@@ -54,7 +54,7 @@ def _blocks_of_parts(text: str) -> tuple[int, ...]:
         return parts_of(scenario, parameter_counts(build_module(scenario), scenario))
 
 
-def trace_part(scenario: Scenario, number: int, split: bool = False) -> Trace:
+def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
     """Trace what part ``number`` of the scenario's pipeline computes in its first and in a later step.
 
     Phases: zero_grad (-1), then forward (i) and backward (i) of two micro-batches, scale (-1), optimizer (-1);
@@ -89,20 +89,20 @@ def trace_part(scenario: Scenario, number: int, split: bool = False) -> Trace:
     has. What of a micro-batch outlives its backward even so: gradients of the parameters; the loss, until ``scale``;
     and with ``split``, but in the first part, the gradient of the input, which torch keeps until the next step begins.
     """
-    check_part(scenario, number)
+    check_stage(scenario, number)
     with no_garbage_collection():
         with torch.device("meta"):
             module = build_module(scenario)
             blocks = parts_of(scenario, parameter_counts(module, scenario))
             part: Any = cut(module, scenario)[number]
             del module
-        workload = part_workload(scenario, blocks, number, split)
+        workload = stage_workload(scenario, blocks, number, split)
         count_from_zero(part, scenario)
         recorder = Recorder(tuple((name, type(each).__name__) for name, each in part.named_modules()))
         fake_mode = FakeTensorMode()
         replace_tensors(part, lambda tensor: fake_twin(tensor, fake_mode))
         stage = make_stage(part, scenario, number, fake_mode)
-        with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder) as illusion:
+        with cuda_environment(recorder), fake_mode, recorder, FakeCudaMode(recorder) as illusion:
             traced = _trace(stage, scenario, split, recorder, illusion)
         recorder.ledger.close()
     parameters, taken, boundary = traced
@@ -118,7 +118,7 @@ def count_from_zero(part: Any, scenario: Scenario) -> None:
 
 def make_stage(part: Any, scenario: Scenario, number: int, making: AbstractContextManager[Any]) -> Any:
     """torch's stage as a schedule prepares it. making: entered where the buffers that it receives into are made."""
-    boundary, count = boundary_tensors(part, scenario), number_of_parts(pipeline_of(scenario))
+    boundary, count = boundary_tensors(part, scenario), number_of_stages(pipeline_of(scenario))
     return prepared_stage(part, number, count, CPU, *boundary, making)
 
 
@@ -155,7 +155,7 @@ def prepared_stage(
 
 
 def _trace(
-    stage: Any, scenario: Scenario, split: bool, recorder: Recorder, illusion: CudaIllusion
+    stage: Any, scenario: Scenario, split: bool, recorder: Recorder, illusion: FakeCudaMode
 ) -> tuple[list[Parameter], list[StepEvents], Boundary]:
     part: Any = stage.submod
     parameters = number_module(part, recorder)
@@ -163,7 +163,7 @@ def _trace(
     received = [[infos[0].buffer for infos in table.values()] for table in _receiving(stage)]
     for tensor in [*inputs.values(), *received[0], *received[1]]:
         recorder.ledger.add_persistent(tensor, StorageKind.INPUT)
-    step = _PartStep(stage, inputs, scenario, split, recorder)
+    step = _StageStep(stage, inputs, scenario, split, recorder)
     taken = []
     with ExitStack() as stack:
         stack.enter_context(modules_reported(part, recorder))
@@ -194,8 +194,8 @@ def _receiving(stage: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return {} if stage.is_first else stage.args_recv_info, {} if stage.is_last else stage.grad_recv_info
 
 
-class _PartStep:
-    """One step after another of a stage alone; see :func:`trace_part`."""
+class _StageStep:
+    """One step after another of a stage alone; see :func:`trace_stage`."""
 
     def __init__(
         self, stage: Any, inputs: dict[str, torch.Tensor], scenario: Scenario, split: bool, recorder: Recorder

@@ -22,7 +22,7 @@ from perfmodel.tracing.autograd import blocks_reported, gradients_reported, modu
 from perfmodel.tracing.cuda_autocast import CudaAutocastPolicy
 from perfmodel.tracing.cuda_composites import cuda_composites
 from perfmodel.tracing.cuda_environment import cuda_autocast, cuda_defaults
-from perfmodel.tracing.fake_cuda import CudaIllusion, devices_answered
+from perfmodel.tracing.fake_cuda import FakeCudaMode, devices_answered
 from perfmodel.tracing.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def trace_step(scenario: Scenario, allow_import: bool = False, steps: int = 2) -
         recorder = Recorder(tuple((name, type(part).__name__) for name, part in module.named_modules()))
         fake_mode = FakeTensorMode()
         replace_tensors(module, lambda tensor: fake_twin(tensor, fake_mode))
-        with cuda_environment(recorder), fake_mode, recorder, CudaIllusion(recorder) as illusion:
+        with cuda_environment(recorder), fake_mode, recorder, FakeCudaMode(recorder) as illusion:
             traced = _trace(scenario, module, recorder, illusion, allow_import, steps)
         recorder.ledger.close()
     return assemble(workload, recorder, *traced)
 
 
 def _trace(
-    scenario: Scenario, module: nn.Module, recorder: Recorder, illusion: CudaIllusion, allow_import: bool, steps: int
+    scenario: Scenario, module: nn.Module, recorder: Recorder, illusion: FakeCudaMode, allow_import: bool, steps: int
 ) -> tuple[list[Parameter], list[StepEvents]]:
     ledger = recorder.ledger
     parameters = number_module(module, recorder)

@@ -11,7 +11,7 @@ from perfmodel.program.program import Program
 from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.timed_step import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
@@ -66,7 +66,7 @@ def timeline(made: Program, bandwidth_bytes_per_s: float, call_s: float, memory_
     operation = made.instructions.a[launched_positions(made, launched)]
     collective_s = np.array([call_s + each.size_bytes / bandwidth_bytes_per_s for each in made.collectives])
     host_s = np.full(len(made.instructions.kind), HOST_S)
-    return simulate(made, step_work(made, device_s[operation], launched, host_s, collective_s), FAST)
+    return simulate(made, timed_step(made, device_s[operation], launched, host_s, collective_s), FAST)
 
 
 def added_s(found: Timeline) -> float:

@@ -21,7 +21,7 @@ from perfmodel.cost.host import (
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
-from perfmodel.program.program import HOST, Edit, Inserted, Program, single_device_program
+from perfmodel.program.program import HOST, Insertion, Instruction, Program, single_device_program
 from perfmodel.trace.host_structure import UNIT_CALLS, structure_of
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -370,8 +370,8 @@ def test_a_phase_without_operators_is_spread_over_its_events() -> None:
 def test_calls_that_strategies_insert_cost_what_was_measured_or_what_they_consist_of() -> None:
     program = program_of(("forward", 0, [op("mm")]))
     names = ("all_reduce", "fsdp forward group", "fsdp forward parameter", "fsdp reduce group", "dtensor clip")
-    rows = tuple(Inserted(HOST, call=name, share=2.0) for name in names)
-    program = replace(program, edits=(Edit(0, 0, rows),))
+    rows = tuple(Instruction(HOST, call=name, share=2.0) for name in names)
+    program = replace(program, insertions=(Insertion(0, 0, rows),))
     records = {name: HostRecord(time_s=seconds * US) for name, seconds in (("call", 3), ("launch", 1))}
     profile = profile_of({}).model_copy(update={"host": records})
 
@@ -391,8 +391,8 @@ def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
     program = program_of(("optimizer", -1, []), parameters=2)
     program = replace(program, trace=replace(program.trace, optimized=parts))
     calls = ("cpu optimizer adamw foreach", "cpu optimizer adamw foreach MiB")
-    rows = tuple(Inserted(HOST, call=name, share=share) for name, share in zip(calls, (1.0, 2.5), strict=True))
-    program = replace(program, edits=(Edit(0, 0, rows),))
+    rows = tuple(Instruction(HOST, call=name, share=share) for name, share in zip(calls, (1.0, 2.5), strict=True))
+    program = replace(program, insertions=(Insertion(0, 0, rows),))
     profile = profile_of({"optimizer adamw foreach": 1000})  # on the device
     measured = {name: CallRecord(time_s=seconds * US) for name, seconds in zip(calls, (30, 4), strict=True)}
     wires = Interconnect(backend="nccl", host=measured)
@@ -403,19 +403,22 @@ def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
 
 def test_memory_and_not_the_host_paces_what_counts_mib() -> None:
     program = program_of(("optimizer", -1, []), parameters=1)
-    rows = (Inserted(HOST, call="cpu optimizer adamw fused"), Inserted(HOST, call="cpu optimizer adamw fused MiB"))
-    found = paced_by_host(replace(program, edits=(Edit(0, 0, rows),)))
+    rows = (
+        Instruction(HOST, call="cpu optimizer adamw fused"),
+        Instruction(HOST, call="cpu optimizer adamw fused MiB"),
+    )
+    found = paced_by_host(replace(program, insertions=(Insertion(0, 0, rows),)))
     assert found.tolist() == [True, False, *[True] * (len(found) - 2)]
 
 
 def test_a_call_right_after_one_like_it_has_a_cost_of_its_own() -> None:
     program = program_of(("optimizer", -1, []), parameters=1)
     rows = (
-        Inserted(HOST, call="wait"),
-        Inserted(HOST, call="wait again"),
-        Inserted(HOST, call="broadcast async again"),
+        Instruction(HOST, call="wait"),
+        Instruction(HOST, call="wait again"),
+        Instruction(HOST, call="broadcast async again"),
     )
-    program = replace(program, edits=(Edit(0, 0, rows),))
+    program = replace(program, insertions=(Insertion(0, 0, rows),))
     calls = {"wait": 9, "wait again": 2, "broadcast async": 50}
     host = {name: CallRecord(time_s=seconds * US) for name, seconds in calls.items()}
     found = host_costs(program, profile_of({}), "fp32", Interconnect(backend="nccl", host=host))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import l2_cache
 from perfmodel.cost.l2_cache import resident_shares
-from perfmodel.program.program import Edit, Inserted, Program, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program, single_device_program
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
@@ -220,7 +220,7 @@ def test_without_a_cache_code_costs_nothing() -> None:
 def test_what_a_strategy_inserts_finds_its_code_and_none_of_its_data() -> None:
     kinds = (Operation("aten.add.Tensor"), Operation("aten.mul.Tensor"))
     made = program(forward(op({0: 5}), op({1: 50}, 1)), operations=kinds)
-    copy = Inserted(EventKind.OP, len(made.trace.operations), -1)
-    made = replace(made, edits=(Edit(0, 1, (copy,)),), extra_operations=(Operation("aten.copy_.default"),))
+    copy = Instruction(EventKind.OP, len(made.trace.operations), -1)
+    made = replace(made, insertions=(Insertion(0, 1, (copy,)),), extra_operations=(Operation("aten.copy_.default"),))
     assert shares(made, 20) == [0, 0, 0]
     assert shares_of_code(made, 20) == [0, 1, 1]

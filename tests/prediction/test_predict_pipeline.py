@@ -10,7 +10,7 @@ import pytest
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
 from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, Profile, find_profile, load_profile
-from perfmodel.prediction.costed_rank import rank_steps, timelines_of
+from perfmodel.prediction.costed_rank import costed_ranks, timelines_of
 from perfmodel.prediction.figures_of_merit import mfu, samples_per_step
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
@@ -235,7 +235,7 @@ def from_last_backward_to_optimizer_s(prediction: Prediction, rank: int) -> floa
 def test_messages_are_not_simulated_on_one_clock() -> None:
     scenario, profile = pipeline("gpipe"), toy()
     on_cpu = profile.model_copy(update={"device": profile.device.model_copy(update={"kind": "cpu"})})
-    steps = rank_steps(rank_programs(scenario), on_cpu, scenario, on_cpu.interconnects["nvlink"])
+    steps = costed_ranks(rank_programs(scenario), on_cpu, scenario, on_cpu.interconnects["nvlink"])
     with pytest.raises(RuntimeError, match="on one clock send each other messages"):
         timelines_of(steps, 1.0)
 

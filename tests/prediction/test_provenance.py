@@ -28,7 +28,7 @@ from perfmodel.prediction.provenance import (
     sharding_warnings,
     unsteady_warnings,
 )
-from perfmodel.program.program import HOST, Collective, Edit, Inserted, Program
+from perfmodel.program.program import HOST, Collective, Insertion, Instruction, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.simulate.timeline import Communication
@@ -109,8 +109,8 @@ def test_what_an_interconnect_lacks_is_named_once(known: dict[str, object], name
 def test_calls_of_fully_shard_that_were_not_measured_are_named(measured: dict[str, CallRecord], warns: bool) -> None:
     known = {"host": CALLS | measured, "couplings": COUPLINGS, "communicator_bytes": BYTES}
     wires = Interconnect.model_validate({"backend": "nccl", **known})
-    calls = Edit(0, 0, (Inserted(HOST, call="fsdp forward group"),))
-    sharded = replace(program(SIZE), edits=(calls,))
+    calls = Insertion(0, 0, (Instruction(HOST, call="fsdp forward group"),))
+    sharded = replace(program(SIZE), insertions=(calls,))
     waiting = Launch(waiting_gap_s=(0.0, 1e-6))
     told = profile().model_copy(update={"launch": waiting})
     found = list(communication_warnings([Talk(sharded, [EXACT], [Route("w", wires)])], told, "w"))
@@ -158,8 +158,8 @@ KNOWN: dict[str, object] = {
 def test_what_an_interconnect_lacks_for_messages_is_named(left_out: dict[str, object], named: list[str]) -> None:
     """Once for all ranks; couplings of collectives are not missed where only messages go."""
     wires = Interconnect.model_validate({"backend": "nccl", **KNOWN, **left_out})
-    calls = Edit(0, 0, (Inserted(HOST, call="pp forward"), Inserted(HOST, call="isend again")))
-    rank = Talk(replace(program(SENT), edits=(calls,)), [EXACT], [Route("w", wires)])
+    calls = Insertion(0, 0, (Instruction(HOST, call="pp forward"), Instruction(HOST, call="isend again")))
+    rank = Talk(replace(program(SENT), insertions=(calls,)), [EXACT], [Route("w", wires)])
     silent = Talk(program(SENT), [EXACT], [Route("w", wires)])
     found = list(communication_warnings([silent, rank, rank], profile(), "w"))
     assert len(found) == bool(named)

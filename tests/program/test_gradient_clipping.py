@@ -74,9 +74,9 @@ def test_what_dtensors_cost_the_host_is_that_of_all_parameters_together() -> Non
     made = program(variant_of({"clip": True}))
     rows = [
         row
-        for edit in made.edits
-        if made.runs[edit.run].phase == "clip"
-        for row in edit.instructions
+        for insertion in made.insertions
+        if made.runs[insertion.run].phase == "clip"
+        for row in insertion.instructions
         if row.kind == HOST
     ]
     shares = {call: sum(row.share for row in rows if row.call == call) for call in {row.call for row in rows}}

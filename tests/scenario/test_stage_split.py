@@ -11,7 +11,7 @@ from perfmodel.scenario.stage_split import (
     ParameterCounts,
     balanced,
     micro_batch_size,
-    number_of_parts,
+    number_of_stages,
     parts_of,
     pipeline_of,
 )
@@ -57,7 +57,7 @@ def test_equal_blocks_are_dealt_out_evenly_and_what_is_over_goes_to_the_end():
 
 def test_virtual_stages_are_parts_too():
     scenario = asked(virtual_stages=3, schedule="looped-bfs")
-    assert number_of_parts(pipeline_of(scenario)) == 6
+    assert number_of_stages(pipeline_of(scenario)) == 6
     assert parts_of(scenario, ParameterCounts(1000, 1, 1000)) == (1,) * 6
 
 

@@ -1,4 +1,4 @@
-"""What :class:`perfmodel.simulate.device_clock.Device` computes, event by event: slow, and short enough to check by reading."""
+"""What :class:`perfmodel.simulate.device_clock.DeviceClock` computes, event by event: slow, and short enough to check by reading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device_clock import MOMENT_S
-from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.tasks import StreamTask
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class NaiveDevice:
     An item of no kind must be the first of its lane and wait for nothing.
     """
 
-    def __init__(self, launch: Launch, slowdowns: list[Slowdown], entries: list[Entry], items: list[Item]) -> None:
+    def __init__(
+        self, launch: Launch, slowdowns: list[Slowdown], entries: list[Entry], items: list[StreamTask]
+    ) -> None:
         self.entry_end_s: list[float] = []
         self._launch, self._slowdowns, self._entries, self._items = launch, slowdowns, entries, items
         self._time_s = 0.0
@@ -46,18 +48,18 @@ class NaiveDevice:
         """The one that is on or comes next."""
         return len(self.entry_end_s)
 
-    def _running(self) -> list[Item]:
+    def _running(self) -> list[StreamTask]:
         return [item for item in self._items if item.start_s >= 0 and not item.is_done]
 
-    def _heads(self) -> list[Item]:
+    def _heads(self) -> list[StreamTask]:
         """Of each lane the first item that has not started."""
-        first: dict[int, Item] = {}
+        first: dict[int, StreamTask] = {}
         for item in self._items:
             if item.start_s < 0:
                 first.setdefault(item.lane, item)
         return list(first.values())
 
-    def _waits_for_others(self, item: Item) -> bool:
+    def _waits_for_others(self, item: StreamTask) -> bool:
         return item.after_entry >= self._entry or not all(each.is_done for each in item.after_items)
 
     def _end_items(self) -> bool:
@@ -91,10 +93,10 @@ class NaiveDevice:
             item.start_s, item.left_s = self._time_s, item.duration_s
         return bool(started)
 
-    def _has_arrived(self, work: Item | Entry) -> bool:
+    def _has_arrived(self, work: StreamTask | Entry) -> bool:
         return work.ready_s <= self._time_s + MOMENT_S
 
-    def _holds(self, item: Item) -> bool:
+    def _holds(self, item: StreamTask) -> bool:
         """The entry that is on holds an item back once, until its tail."""
         if item.kind < 0 or item.has_waited or self._begun_s is None:
             return False
@@ -121,7 +123,7 @@ class NaiveDevice:
         gap = self._launch.gap_beside_s(waiting) * entry.kernels / entry.duration_s
         return (max(self._kept_factor, factor) if self._kept_s > 0 else factor) + gap
 
-    def _rate(self, item: Item) -> float:
+    def _rate(self, item: StreamTask) -> float:
         """Seconds of the item that a second completes."""
         is_slowed = self._begun_s is not None and item.kind >= 0
         return 1 / float(self._slowdowns[item.kind].communication_factor[self._entry]) if is_slowed else 1.0
@@ -129,7 +131,7 @@ class NaiveDevice:
     def _go_on(self) -> None:
         """To the next event, at the rates of now."""
         passed_s = [item.left_s / self._rate(item) for item in self._running()]
-        works: list[Item | Entry] = [*self._items, *self._entries]
+        works: list[StreamTask | Entry] = [*self._items, *self._entries]
         passed_s += [work.ready_s - self._time_s for work in works if not self._has_arrived(work)]
         if self._begun_s is not None:
             pace = self._pace()

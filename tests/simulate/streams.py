@@ -9,9 +9,9 @@ import pytest
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Edit, Inserted, Program
+from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Insertion, Instruction, Program
 from perfmodel.simulate.engine import simulate
-from perfmodel.simulate.timed_step import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
 
 Slowed = tuple[list[float], ...]
@@ -21,20 +21,20 @@ INF = float("inf")
 FAST_HOST = Launch(latency_s=0.0, queue_depth=16)
 
 
-def reduce_async(number: int, marks: int, stream: int = WIRE) -> tuple[Inserted, ...]:
+def reduce_async(number: int, marks: int, stream: int = WIRE) -> tuple[Instruction, ...]:
     """What c10d does for an asynchronous collective; its end is mark ``marks + 1``."""
     return (
-        Inserted(RECORD, marks),
-        Inserted(WAIT, marks, stream=stream),
-        Inserted(COLLECTIVE, number, stream=stream),
-        Inserted(RECORD, marks + 1, stream=stream),
+        Instruction(RECORD, marks),
+        Instruction(WAIT, marks, stream=stream),
+        Instruction(COLLECTIVE, number, stream=stream),
+        Instruction(RECORD, marks + 1, stream=stream),
     )
 
 
-def with_edits(program: Program, *edits: Edit, groups: tuple[str, ...] = ("dp",)) -> Program:
+def with_edits(program: Program, *insertions: Insertion, groups: tuple[str, ...] = ("dp",)) -> Program:
     """groups: of each collective."""
     made = tuple(Collective("all_reduce", "float32", 4 * (index + 1), 2, group) for index, group in enumerate(groups))
-    return replace(program, edits=edits, collectives=made)
+    return replace(program, insertions=insertions, collectives=made)
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
     slowdowns = tuple(map(by_launch, slowed or ()))
     beside = {number: by_launch(each) for number, each in (sharing or {}).items()}
     host = np.full(len(program.instructions.kind), host_s)
-    work = step_work(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns, beside)
+    work = timed_step(program, np.array(device_s)[operation], launched, host, np.array(collective_s), slowdowns, beside)
     return simulator(program, work) if simulator else simulate(program, work, launch)
 
 

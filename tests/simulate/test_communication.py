@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Edit, Inserted, Program
-from perfmodel.simulate.device_clock import Device
+from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Insertion, Instruction, Program
+from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.rendezvous import alone
-from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.tasks import StreamTask
 
 from .steps import ops, program_of
 from .streams import INF, near, reduce_async, run, with_edits
@@ -23,7 +23,7 @@ def overlapped(*kernels: int, at: int, wait_at: int | None = None) -> Program:
     """The kernels in order, a collective after the first ``at`` of them, awaited before kernel ``wait_at`` or at the end."""
     program = program_of(("backward", 0, ops(*kernels)))
     wait = len(kernels) if wait_at is None else wait_at
-    return with_edits(program, Edit(0, at, reduce_async(0, 0)), Edit(0, wait, (Inserted(WAIT, 1),)))
+    return with_edits(program, Insertion(0, at, reduce_async(0, 0)), Insertion(0, wait, (Instruction(WAIT, 1),)))
 
 
 def test_a_collective_beside_long_work_is_hidden() -> None:
@@ -47,7 +47,7 @@ def test_later_work_waits_where_the_stream_waits() -> None:
 
 
 def test_a_collective_on_the_compute_stream_is_exposed_whole() -> None:
-    program = with_edits(program_of(("backward", 0, ops(0, 0))), Edit(0, 1, (Inserted(COLLECTIVE, 0),)))
+    program = with_edits(program_of(("backward", 0, ops(0, 0))), Insertion(0, 1, (Instruction(COLLECTIVE, 0),)))
     timeline = run(program, [10.0], [7.0])
     assert timeline.step_time_s == near(27.0)
     assert timeline.start_s[1] - timeline.end_s[0] == near(7.0)
@@ -57,12 +57,12 @@ def test_a_collective_on_the_compute_stream_is_exposed_whole() -> None:
 
 def test_collectives_of_one_stream_follow_each_other() -> None:
     program = program_of(("backward", 0, ops(0, 0, 0)))
-    edits = (
-        Edit(0, 1, reduce_async(0, 0)),
-        Edit(0, 2, reduce_async(1, 2)),
-        Edit(0, 3, (Inserted(WAIT, 1), Inserted(WAIT, 3))),
+    insertions = (
+        Insertion(0, 1, reduce_async(0, 0)),
+        Insertion(0, 2, reduce_async(1, 2)),
+        Insertion(0, 3, (Instruction(WAIT, 1), Instruction(WAIT, 3))),
     )
-    timeline = run(with_edits(program, *edits, groups=("dp", "dp")), [10.0], [15.0, 4.0])
+    timeline = run(with_edits(program, *insertions, groups=("dp", "dp")), [10.0], [15.0, 4.0])
     assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(15.0)]
     assert timeline.step_time_s == near(30.0)  # 10 + 15 + 4 ends before the third kernel does
 
@@ -86,9 +86,12 @@ def test_a_collective_goes_on_at_full_speed_where_nothing_computes() -> None:
 def test_a_collective_that_arrives_within_a_kernel_waits_for_its_tail() -> None:
     # Two collectives, the first ending 3 s into a kernel of 10 s whose last 4 s leave room: the second starts at 6.
     program = program_of(("backward", 0, ops(0, 0)))
-    edits = (Edit(0, 1, (*reduce_async(0, 0), *reduce_async(1, 2))), Edit(0, 2, (Inserted(WAIT, 1), Inserted(WAIT, 3))))
+    insertions = (
+        Insertion(0, 1, (*reduce_async(0, 0), *reduce_async(1, 2))),
+        Insertion(0, 2, (Instruction(WAIT, 1), Instruction(WAIT, 3))),
+    )
     free, tails = [1.0], [4.0]
-    timeline = run(with_edits(program, *edits, groups=("dp", "dp")), [10.0], [3.0, 2.0], [(free, free, tails)] * 2)
+    timeline = run(with_edits(program, *insertions, groups=("dp", "dp")), [10.0], [3.0, 2.0], [(free, free, tails)] * 2)
     assert [each.start_s - timeline.end_s[0] for each in timeline.communications] == [near(0.0), near(6.0)]
 
 
@@ -113,10 +116,10 @@ def test_the_wave_of_blocks_that_is_on_keeps_its_pace(wave_s: float, lasting_s: 
 def test_no_pace_is_kept_of_a_kernel_that_ended_with_the_collective(kernel_s, factors, wave, begins_s) -> None:
     """But for rounding, by which a moment of it may seem to be left, or less than nothing."""
     slowdown = Slowdown(*(np.full(3, value) for value in (*factors, INF, wave * kernel_s)))
-    device = Device(Launch(), [slowdown], 3)
+    device = DeviceClock(Launch(), [slowdown], 3)
     device.reserve(3)
     device.issue(np.full(3, begins_s), np.full(3, kernel_s))
-    device.add(Item(1, kernel_s * factors[0] / factors[1], 0, begins_s))
+    device.add(StreamTask(1, kernel_s * factors[0] / factors[1], 0, begins_s))
     alone(device.run_all())
     assert device.end_s[2] == pytest.approx(begins_s + kernel_s * (factors[0] + 2), abs=1e-6 * kernel_s + 1e-12)
 
@@ -128,7 +131,7 @@ def test_one_clock_waits_for_what_runs_beside_it() -> None:
 
 
 def test_a_wait_for_nothing_is_refused() -> None:
-    program = with_edits(program_of(("backward", 0, ops(0))), Edit(0, 1, (Inserted(WAIT, 7),)))
+    program = with_edits(program_of(("backward", 0, ops(0))), Insertion(0, 1, (Instruction(WAIT, 7),)))
     with pytest.raises(KeyError):
         run(program, [1.0], [1.0])
 

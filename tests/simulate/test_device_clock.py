@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
-from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.rendezvous import alone
-from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.tasks import StreamTask
 
 from .naive_device import Entry, NaiveDevice
 from .streams import INF
@@ -29,7 +29,7 @@ class Case:
     launch: Launch
     slowdowns: list[Slowdown]
     entries: list[Entry]
-    items: list[Item]
+    items: list[StreamTask]
 
 
 @st.composite
@@ -57,16 +57,16 @@ def _or_zero(random: Random, share: float, most: float) -> float:
     return random.uniform(most / 10, most) if random.random() < share else 0.0
 
 
-def _items(random: Random, count: int, entries: int) -> list[Item]:
+def _items(random: Random, count: int, entries: int) -> list[StreamTask]:
     """Of no kind are only items that wait for nothing, and only the first of a lane waits for one of them.
 
     Elsewhere the device does not see exactly how long they wait, or are waited for.
     """
-    made: list[Item] = []
+    made: list[StreamTask] = []
     ready_s = 0.0
     for _ in range(count):
         ready_s += _or_zero(random, 0.6, 5.0)
-        item = Item(random.randint(1, LANES), _or_zero(random, 0.9, 8.0), random.randrange(KINDS), ready_s)
+        item = StreamTask(random.randint(1, LANES), _or_zero(random, 0.9, 8.0), random.randrange(KINDS), ready_s)
         is_first = all(each.lane != item.lane for each in made)
         others = [each for each in made if each.lane != item.lane and (is_first or each.kind >= 0)]
         if is_first and random.random() < 0.3:
@@ -90,7 +90,7 @@ def _slowdown(random: Random, entries: list[Entry]) -> Slowdown:
     )
 
 
-def _with_waits(random: Random, entries: list[Entry], items: list[Item]) -> list[Entry]:
+def _with_waits(random: Random, entries: list[Entry], items: list[StreamTask]) -> list[Entry]:
     """Entries wait only for what needs no later entry."""
     needed: list[int] = []  # the last entry that each item needs, itself or by what it follows
     for number, item in enumerate(items):
@@ -105,21 +105,21 @@ def _with_waits(random: Random, entries: list[Entry], items: list[Item]) -> list
     return made
 
 
-def _follows(item: Item, other: Item) -> bool:
+def _follows(item: StreamTask, other: StreamTask) -> bool:
     return item.lane == other.lane or any(each is other for each in item.after_items)
 
 
-def _naive(case: Case) -> tuple[list[float], list[Item]]:
+def _naive(case: Case) -> tuple[list[float], list[StreamTask]]:
     items = deepcopy(case.items)
     device = NaiveDevice(case.launch, case.slowdowns, case.entries, items)
     device.run()
     return device.entry_end_s, items
 
 
-def _in_passes(case: Case) -> tuple[list[float], list[Item]]:
+def _in_passes(case: Case) -> tuple[list[float], list[StreamTask]]:
     items = deepcopy(case.items)
     kernels = np.array([entry.kernels for entry in case.entries])
-    device = Device(case.launch, case.slowdowns, len(case.entries), kernels)
+    device = DeviceClock(case.launch, case.slowdowns, len(case.entries), kernels)
     device.reserve(len(case.entries))
     for entry in case.entries:
         if entry.awaited:

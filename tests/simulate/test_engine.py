@@ -13,7 +13,7 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import Program
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.timed_step import launched_positions, step_work
+from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.trace import EventKind
 
@@ -26,7 +26,7 @@ def run(program: Program, device_s: list[float], host_s: float, launch: Launch =
     count = len(program.instructions.kind)
     launched = np.array([kernels if seconds > 0 else 0 for seconds in device_s])
     duration_s = np.array(device_s)[program.instructions.a[launched_positions(program, launched)]]
-    return simulate(program, step_work(program, duration_s, launched, np.full(count, host_s)), launch)
+    return simulate(program, timed_step(program, duration_s, launched, np.full(count, host_s)), launch)
 
 
 def test_device_bound_step_is_the_sum_of_its_kernels() -> None:
@@ -99,7 +99,7 @@ def test_operators_of_many_kernels_fill_the_queue_sooner() -> None:
 
 def test_one_clock_adds_everything() -> None:
     program = program_of(("forward", 0, ops(0, 1)), ("backward", 0, ops(0)))
-    work = step_work(program, np.array([2.0, 5.0, 2.0]), np.array([1, 1]), np.full(3, 0.5))
+    work = timed_step(program, np.array([2.0, 5.0, 2.0]), np.array([1, 1]), np.full(3, 0.5))
     timeline = simulate_one_clock(program, work)
     assert timeline.step_time_s == timeline.synced_step_time_s == pytest.approx(10.5)
     assert [(s.phase, s.duration_s) for s in timeline.phases] == [

@@ -15,9 +15,9 @@ import pytest
 
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch, find_profile, load_profile
-from perfmodel.simulate.device_clock import Device
+from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.rendezvous import alone
-from perfmodel.simulate.tasks import Item
+from perfmodel.simulate.tasks import StreamTask
 from tests.places import TESTS
 
 from .streams import INF
@@ -110,9 +110,9 @@ def test_a_product_stays_slow_when_the_gather_beside_it_ends(step: list[Kernel])
 def lasts(by_itself: float, factor: float, gather: float, wave: float) -> float:
     """Of a product beside a gather that begins with it."""
     slowed = Slowdown(np.array([factor]), np.ones(1), np.full(1, INF), np.array([wave]))
-    device = Device(Launch(), [slowed], 1, np.ones(1))
+    device = DeviceClock(Launch(), [slowed], 1, np.ones(1))
     device.reserve(1)
     device.issue(np.zeros(1), np.array([by_itself]))
-    device.add(Item(1, gather, 0, 0.0))
+    device.add(StreamTask(1, gather, 0, 0.0))
     alone(device.run_all())
     return float(device.end_s[0])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.hardware.profile import Launch
-from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Edit, Inserted, Program
+from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT, Insertion, Instruction, Program
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.timeline import SideKernel, Timeline
 from perfmodel.trace.trace import EventKind
@@ -24,25 +24,25 @@ COPY, GATHER, SCATTER = 1, 2, 3
 NO_HOST = 0.0
 
 
-def op(number: int, stream: int) -> Inserted:
-    return Inserted(EventKind.OP, number, stream=stream)
+def op(number: int, stream: int) -> Instruction:
+    return Instruction(EventKind.OP, number, stream=stream)
 
 
-def meet(mark: int, first: int, then: int) -> tuple[Inserted, ...]:
+def meet(mark: int, first: int, then: int) -> tuple[Instruction, ...]:
     """What stream ``then`` is given from now on starts after all that stream ``first`` was given."""
-    return Inserted(RECORD, mark, stream=first), Inserted(WAIT, mark, stream=then)
+    return Instruction(RECORD, mark, stream=first), Instruction(WAIT, mark, stream=then)
 
 
-def forward(*parts: int | tuple[Inserted, ...], groups: tuple[str, ...] = ("dp",)) -> Program:
+def forward(*parts: int | tuple[Instruction, ...], groups: tuple[str, ...] = ("dp",)) -> Program:
     """A step of one phase: operators of the compute stream (by number) and what is put between them."""
     kernels = [part for part in parts if isinstance(part, int)]
-    edits, at = [], 0
+    insertions, at = [], 0
     for part in parts:
         if isinstance(part, int):
             at += 1
         else:
-            edits.append(Edit(0, at, part))
-    return with_edits(program_of(("forward", 0, ops(*kernels))), *edits, groups=groups)
+            insertions.append(Insertion(0, at, part))
+    return with_edits(program_of(("forward", 0, ops(*kernels))), *insertions, groups=groups)
 
 
 def events(timeline: Timeline) -> list[tuple[int, str, float, float]]:
@@ -64,19 +64,19 @@ def since(origin_s: float, found: list[tuple[int, str, float, float]]) -> list[t
     ]
 
 
-def copied_and_gathered() -> tuple[Inserted, ...]:
+def copied_and_gathered() -> tuple[Instruction, ...]:
     """What FSDP2 does ahead of a layer: copied in (op1), gathered (c0), awaited with mark 2."""
     return (
         *meet(0, COMPUTE, COPY),
         op(1, COPY),
         *meet(1, COPY, GATHER),
-        Inserted(COLLECTIVE, 0, stream=GATHER),
-        Inserted(RECORD, 2, stream=GATHER),
+        Instruction(COLLECTIVE, 0, stream=GATHER),
+        Instruction(RECORD, 2, stream=GATHER),
     )
 
 
-def awaited(*marks: int) -> tuple[Inserted, ...]:
-    return tuple(Inserted(WAIT, mark) for mark in marks)
+def awaited(*marks: int) -> tuple[Instruction, ...]:
+    return tuple(Instruction(WAIT, mark) for mark in marks)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_communicator_keeps_the_order_of_issue_across_streams(groups, gathered
 
 @pytest.mark.parametrize(("groups", "between", "after"), [(("dp",) * 3, 30.0, 35.0), (("dp", "tp", "dp"), 10.0, 30.0)])
 def test_a_collective_on_the_compute_stream_keeps_its_communicators_order(groups, between, after) -> None:
-    inserted = (*reduce_async(0, 0, SCATTER), Inserted(COLLECTIVE, 1), Inserted(COLLECTIVE, 2, stream=GATHER))
+    inserted = (*reduce_async(0, 0, SCATTER), Instruction(COLLECTIVE, 1), Instruction(COLLECTIVE, 2, stream=GATHER))
     timeline = run(forward(0, inserted, 0, groups=groups), [10.0], [20.0, 5.0, 2.0], host_s=NO_HOST)
     assert events(timeline) == [
         (COMPUTE, "c1", between, between + 5),
@@ -177,11 +177,11 @@ def test_what_is_over_before_the_device_is_asked_leaves_the_compute_stream_in_or
     # One launch fits: the second op0 is launched when the first starts, and with it the three collectives, each after
     # the one before, that end before the first op0 does.
     inserted = (
-        Inserted(COLLECTIVE, 0, stream=GATHER),
+        Instruction(COLLECTIVE, 0, stream=GATHER),
         *meet(0, GATHER, SCATTER),
-        Inserted(COLLECTIVE, 1, stream=SCATTER),
+        Instruction(COLLECTIVE, 1, stream=SCATTER),
         *meet(1, SCATTER, GATHER),
-        Inserted(COLLECTIVE, 2, stream=GATHER),
+        Instruction(COLLECTIVE, 2, stream=GATHER),
     )
     program = forward(0, 0, inserted, 2, groups=("a", "b", "c"))
     launch = Launch(latency_s=0.0, queue_depth=1)
@@ -199,7 +199,11 @@ def test_what_is_over_before_the_device_is_asked_leaves_the_compute_stream_in_or
 @pytest.mark.parametrize("gather_s", [4.0, 25.0])
 def test_a_side_stream_waits_for_all_of_the_step_before(gather_s: float) -> None:
     # Gathered at the start of a step, after what the step before did last; awaited by the second operator.
-    inserted = (*meet(0, COMPUTE, GATHER), Inserted(COLLECTIVE, 0, stream=GATHER), Inserted(RECORD, 1, stream=GATHER))
+    inserted = (
+        *meet(0, COMPUTE, GATHER),
+        Instruction(COLLECTIVE, 0, stream=GATHER),
+        Instruction(RECORD, 1, stream=GATHER),
+    )
     timeline = run(forward(inserted, 0, awaited(1), 2, 2), [10.0, 7.0, 7.0], [gather_s], host_s=NO_HOST)
     second_s = max(10.0, gather_s)
     assert events(timeline) == [
@@ -212,7 +216,7 @@ def test_a_side_stream_waits_for_all_of_the_step_before(gather_s: float) -> None
 
 
 def test_a_side_stream_that_does_not_wait_runs_ahead_of_the_step_before() -> None:
-    program = forward((Inserted(COLLECTIVE, 0, stream=GATHER),), 0, 1)
+    program = forward((Instruction(COLLECTIVE, 0, stream=GATHER),), 0, 1)
     timeline = run(program, [10.0, 7.0], [4.0], host_s=NO_HOST)
     (gathered,) = timeline.communications
     assert gathered.start_s < timeline.end_s[-1] - timeline.step_time_s - 1
@@ -223,13 +227,13 @@ def test_a_mark_of_a_stream_that_only_waits() -> None:
     inserted = (
         *reduce_async(0, 0, SCATTER),
         *meet(2, COMPUTE, COPY),
-        Inserted(WAIT, 1, stream=COPY),
+        Instruction(WAIT, 1, stream=COPY),
         *meet(3, COPY, GATHER),
-        Inserted(COLLECTIVE, 1, stream=GATHER),
+        Instruction(COLLECTIVE, 1, stream=GATHER),
     )
     timeline = run(forward(0, inserted, 0, 0, 0, groups=("a", "b")), [10.0], [20.0, 5.0], host_s=NO_HOST)
     assert events(timeline)[4:] == [(GATHER, "c1", 30.0, 35.0), (SCATTER, "c0", 10.0, 30.0)]
-    only_compute = (*meet(0, COMPUTE, COPY), *meet(1, COPY, GATHER), Inserted(COLLECTIVE, 0, stream=GATHER))
+    only_compute = (*meet(0, COMPUTE, COPY), *meet(1, COPY, GATHER), Instruction(COLLECTIVE, 0, stream=GATHER))
     timeline = run(forward(0, only_compute, 0), [10.0], [5.0], host_s=NO_HOST)
     assert events(timeline)[2:] == [(GATHER, "c0", 10.0, 15.0)]
 
@@ -241,7 +245,7 @@ def test_a_mark_of_the_compute_stream_carries_what_that_waits_for() -> None:
 
 
 def test_the_host_waits_for_what_the_compute_stream_waits_for() -> None:
-    inserted = (*reduce_async(0, 0, GATHER), *awaited(1), Inserted(EventKind.SYNC))
+    inserted = (*reduce_async(0, 0, GATHER), *awaited(1), Instruction(EventKind.SYNC))
     timeline = run(forward(0, inserted, 0), [10.0], [20.0], host_s=NO_HOST)
     assert timeline.issue_s[1] - timeline.start_s[0] == near(30.0)
 
@@ -249,7 +253,7 @@ def test_the_host_waits_for_what_the_compute_stream_waits_for() -> None:
 def test_a_collective_goes_on_while_the_compute_stream_waits_for_a_copy() -> None:
     # c0 takes 10 s alone and runs at half speed beside operators: 6 to 12 beside op0, 12 to 16 beside nothing, 16 to 18
     # beside op2 make 3 + 4 + 1.
-    copy = (*meet(2, COMPUTE, COPY), op(1, COPY), Inserted(RECORD, 3, stream=COPY))
+    copy = (*meet(2, COMPUTE, COPY), op(1, COPY), Instruction(RECORD, 3, stream=COPY))
     program = forward(0, (*reduce_async(0, 0, GATHER), *copy), 0, awaited(3), 2, awaited(1), 2)
     timeline = run(program, [6.0, 10.0, 2.0], [10.0], [([1.0] * 3, [2.0] * 3, [INF] * 3)], host_s=NO_HOST)
     assert events(timeline) == [
@@ -264,7 +268,7 @@ def test_a_collective_goes_on_while_the_compute_stream_waits_for_a_copy() -> Non
 
 @pytest.mark.parametrize(("waits", "copied"), [(True, (15.0, 18.0)), (False, (10.0, 13.0))])
 def test_one_clock_runs_side_kernels_in_the_hosts_order(waits: bool, copied: tuple[float, float]) -> None:
-    inserted = (*reduce_async(0, 0, GATHER), *(Inserted(WAIT, 1, stream=COPY),) * waits, op(1, COPY))
+    inserted = (*reduce_async(0, 0, GATHER), *(Instruction(WAIT, 1, stream=COPY),) * waits, op(1, COPY))
     timeline = run(forward(0, inserted, 2), [10.0, 3.0, 2.0], [5.0], host_s=NO_HOST, simulator=simulate_one_clock)
     assert events(timeline) == [
         (COMPUTE, "op0", 0.0, 10.0),
@@ -337,17 +341,17 @@ instructions = st.one_of(
 )
 
 
-def numbered(drawn: list[tuple[int, int, int]]) -> tuple[Inserted, ...]:
+def numbered(drawn: list[tuple[int, int, int]]) -> tuple[Instruction, ...]:
     """Records numbered in order, waits for one of those made so far."""
     rows, marks = [], 0
     for kind, stream, number in drawn:
         if kind == RECORD:
-            rows.append(Inserted(RECORD, marks, stream=stream))
+            rows.append(Instruction(RECORD, marks, stream=stream))
             marks += 1
         elif kind != WAIT:
-            rows.append(Inserted(kind, number, stream=stream))
+            rows.append(Instruction(kind, number, stream=stream))
         elif marks:
-            rows.append(Inserted(WAIT, number % marks, stream=stream))
+            rows.append(Instruction(WAIT, number % marks, stream=stream))
     return tuple(rows)
 
 
@@ -403,9 +407,9 @@ def test_what_nothing_waits_for_leaves_the_compute_stream_alone(device_s, depth)
 @pytest.mark.parametrize(("copy_s", "issued_s"), [(9.0, 13.5), (3.0, 7.5), (0.5, 4.0)])
 def test_the_host_waits_for_work_of_a_stream(copy_s: float, issued_s: float) -> None:
     # op0 runs from 1 to 2, and then the copy. The host gets to its wait at 3; if the copy has not ended by then, it is
-    # told of that 1.5 s later. op2 is issued 1 s after that.
-    copied = (*meet(0, COMPUTE, COPY), op(1, COPY), Inserted(RECORD, 1, stream=COPY))
-    program = forward(0, copied, 3, (Inserted(WAIT, 1, stream=BY_HOST),), 2)
+    # reported of that 1.5 s later. op2 is issued 1 s after that.
+    copied = (*meet(0, COMPUTE, COPY), op(1, COPY), Instruction(RECORD, 1, stream=COPY))
+    program = forward(0, copied, 3, (Instruction(WAIT, 1, stream=BY_HOST),), 2)
     launch = Launch(latency_s=0.0, queue_depth=1000, synchronize_s=1.5)
     costs_s = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     timeline = run(program, [1.0, copy_s, 1.0, 1.0], [], host_s=costs_s, launch=launch)
@@ -418,7 +422,7 @@ def test_the_host_waits_for_work_of_a_stream(copy_s: float, issued_s: float) -> 
 
 def test_a_host_that_waits_for_what_the_compute_stream_did_goes_on_when_that_has_ended() -> None:
     # When a step begins, op1 of the one before is still to run.
-    program = forward(0, (Inserted(RECORD, 0), Inserted(WAIT, 0, stream=BY_HOST)), 1)
+    program = forward(0, (Instruction(RECORD, 0), Instruction(WAIT, 0, stream=BY_HOST)), 1)
     launch = Launch(latency_s=0.0, queue_depth=1000, synchronize_s=2.0)
     timeline = run(program, [10.0, 3.0], [], host_s=NO_HOST, launch=launch)
     assert timeline.issue_s.tolist() == [near(0.0), near(3.0 + 10.0 + 2.0)]

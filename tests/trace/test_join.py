@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.join import OF_OPERATIONS, OF_STORAGES, join
-from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.store import get_stage_trace
 from perfmodel.trace.trace import EventKind, StepEvents, Trace
 
 
@@ -25,7 +25,7 @@ def parts() -> list[Trace]:
             "hardware": {"profile": "p", "gpus": 2},
         }
     )  # fmt: skip
-    return [get_part_trace(scenario, 0), get_part_trace(scenario, 0, split=True), get_part_trace(scenario, 1)]
+    return [get_stage_trace(scenario, 0), get_stage_trace(scenario, 0, split=True), get_stage_trace(scenario, 1)]
 
 
 def spelt(trace: Trace, events: StepEvents, start: int = 0, stop: int | None = None) -> list[tuple[object, ...]]:

@@ -9,7 +9,7 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import single_device_program
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.simulate.memory.walk import simulate_memory
-from perfmodel.trace.optimizer_share import Parts, with_optimizer
+from perfmodel.trace.optimizer_share import OptimizerShare, with_optimizer
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StepEvents, Trace
 from perfmodel.tracing.optimizer import trace_optimizer
@@ -69,7 +69,7 @@ def test_clipping_of_parts_takes_the_place_of_that_of_all(are_dtensors: bool, pr
     scenario = load_scenario(ROOT / "scenarios" / "tiny-cpu.yaml", changed)
     trace = get_trace(scenario)
     tensors = [parameter.tensor for parameter in trace.parameters[::2]]
-    parts = Parts(are_dtensors, absent=3 if are_dtensors else 0, are_scaled=precision == "amp-fp16")
+    parts = OptimizerShare(are_dtensors, absent=3 if are_dtensors else 0, are_scaled=precision == "amp-fp16")
     made = with_optimizer(trace, trace_optimizer(scenario, tensors, parts), [None] * len(tensors))
     for before, after in ((trace.first, made.first), (trace.steady, made.steady)):
         assert [segment.phase for segment in after.segments] == [segment.phase for segment in before.segments]

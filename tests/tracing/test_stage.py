@@ -14,10 +14,10 @@ from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.stages import cut, loss_of
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace import store
-from perfmodel.trace.store import get_part_trace, part_trace_name
+from perfmodel.trace.store import get_stage_trace, stage_trace_name
 from perfmodel.trace.trace import EventKind, StorageKind, gradient_storages, load_trace, save_trace
 from perfmodel.tracing.recorder import Traits
-from perfmodel.tracing.stage import blocks_of_parts, make_stage, trace_part
+from perfmodel.tracing.stage import blocks_of_stages, make_stage, trace_stage
 from perfmodel.tracing.step import trace_step
 
 SMALL = {"layers": 5, "width": 16, "heads": 2, "ffn_width": 32, "vocabulary": 50}
@@ -44,7 +44,7 @@ def asked(family, precision="fp32", training=None, **pipeline):
 @cache
 def traced(family, number, split=False, precision="fp32", checkpointing="none"):
     training = {"activation_checkpointing": checkpointing}
-    return trace_part(asked(family, precision, training=training), number, split)
+    return trace_stage(asked(family, precision, training=training), number, split)
 
 
 @cache
@@ -372,21 +372,21 @@ def empty_store(tmp_path, monkeypatch):
 
 def test_equal_inner_parts_share_a_trace_and_no_others(empty_store, monkeypatch):
     scenario = asked("gpt", stages=5, layers=(1, 1, 1, 1, 1), micro_batches=2)
-    names = [part_trace_name(scenario, number) for number in range(5)]
+    names = [stage_trace_name(scenario, number) for number in range(5)]
     assert names[1] == names[2] == names[3]
     assert len(set(names)) == 3
-    assert len({*names, *(part_trace_name(scenario, number, split=True) for number in range(5))}) == 6
-    made = get_part_trace(scenario, 1)
-    assert get_part_trace(scenario, 3) is made
+    assert len({*names, *(stage_trace_name(scenario, number, split=True) for number in range(5))}) == 6
+    made = get_stage_trace(scenario, 1)
+    assert get_stage_trace(scenario, 3) is made
     assert [path.name.split("-")[:2] for path in empty_store.iterdir()] == [names[1].split("-")]
     store._remembered.clear()
-    monkeypatch.setattr("perfmodel.tracing.stage.trace_part", None)
-    assert get_part_trace(scenario, 2).operations == made.operations
+    monkeypatch.setattr("perfmodel.tracing.stage.trace_stage", None)
+    assert get_stage_trace(scenario, 2).operations == made.operations
 
 
 def test_parts_named_alike_run_the_same():
     scenario = asked("llama", stages=5, layers=(1, 1, 1, 1, 1))
-    one, other = trace_part(scenario, 1), trace_part(scenario, 3)
+    one, other = trace_stage(scenario, 1), trace_stage(scenario, 3)
     assert (one.operations, one.parameters, one.modules) == (other.operations, other.parameters, other.modules)
     assert (one.workload, one.boundary) == (other.workload, other.boundary)
     for column in ("kind", "a", "b", "touches"):
@@ -396,9 +396,9 @@ def test_parts_named_alike_run_the_same():
 def test_positions_matter_where_every_other_block_is_checkpointed():
     training = {"activation_checkpointing": {"every": 2}}
     scenario = asked("gpt", training=training, stages=5, layers=(1, 1, 1, 1, 1))
-    names = [part_trace_name(scenario, number) for number in (1, 2, 3)]
+    names = [stage_trace_name(scenario, number) for number in (1, 2, 3)]
     assert names[0] == names[2] != names[1]
-    lengths = [len(operations(trace_part(scenario, number), "backward")) for number in (1, 2)]
+    lengths = [len(operations(trace_stage(scenario, number), "backward")) for number in (1, 2)]
     assert lengths[0] < lengths[1]
 
 
@@ -407,13 +407,13 @@ def test_the_micro_batch_names_a_part_and_not_how_many_there_are():
     longer = scenario.model_copy(update={"batch": scenario.batch.model_copy(update={"size": 4 * BATCH})})
     more = scenario.parallelism.pp.model_copy(update={"micro_batches": 4})
     same = longer.model_copy(update={"parallelism": scenario.parallelism.model_copy(update={"pp": more})})
-    assert part_trace_name(scenario, 1) == part_trace_name(same, 1) != part_trace_name(longer, 1)
+    assert stage_trace_name(scenario, 1) == stage_trace_name(same, 1) != stage_trace_name(longer, 1)
 
 
 def test_layers_that_are_not_given_are_balanced():
     scenario = asked("gpt", layers=None)
-    given = asked("gpt", layers=blocks_of_parts(scenario))
-    assert [part_trace_name(scenario, n) for n in range(PARTS)] == [part_trace_name(given, n) for n in range(PARTS)]
+    given = asked("gpt", layers=blocks_of_stages(scenario))
+    assert [stage_trace_name(scenario, n) for n in range(PARTS)] == [stage_trace_name(given, n) for n in range(PARTS)]
 
 
 @pytest.mark.parametrize("number", range(PARTS))
@@ -427,6 +427,6 @@ def test_files_keep_the_boundary(tmp_path, number):
 
 def test_what_cannot_be_traced_is_said():
     with pytest.raises(PerfModelError, match=r"part must be from 0 to 2 \(got 3\)"):
-        get_part_trace(asked("gpt"), 3)
+        get_stage_trace(asked("gpt"), 3)
     with pytest.raises(PerfModelError, match="mode must be train"):
-        get_part_trace(asked("gpt").model_copy(update={"mode": "forward"}), 0)
+        get_stage_trace(asked("gpt").model_copy(update={"mode": "forward"}), 0)

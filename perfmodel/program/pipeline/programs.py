@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from perfmodel.program.builder import COMMUNICATION, Editor
+from perfmodel.program.builder import COMMUNICATION, ProgramBuilder
 from perfmodel.program.pipeline import schedules
 from perfmodel.program.pipeline.schedules import Action, Await, Compute, Post
 from perfmodel.program.pipeline.storages import in_flight, with_all_inputs
@@ -33,21 +33,21 @@ from perfmodel.program.program import (
     REPLICATE,
     WAIT,
     Collective,
-    Edit,
-    Inserted,
+    Insertion,
+    Instruction,
     Members,
     Message,
     PhaseRun,
     Program,
 )
 from perfmodel.program.size import within_limits
-from perfmodel.program.strategies.ddp import Wrapped, buffer_sizes, ddp
+from perfmodel.program.strategies.ddp import WrappedModule, buffer_sizes, ddp
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.trace.join import join
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import with_optimizer
-from perfmodel.trace.store import get_optimizer_trace, get_part_trace
+from perfmodel.trace.store import get_optimizer_trace, get_stage_trace
 from perfmodel.trace.trace import EventKind, Segment, Trace
 
 PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -69,14 +69,14 @@ def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, .
     return within_limits(_program(scenario, rank, actions) for rank, actions in enumerate(every))
 
 
-class Part(NamedTuple):
+class TracedStage(NamedTuple):
     """A stage, with its backward whole or split."""
 
     stage: int
     is_split: bool
 
 
-def parts_of_ranks(scenario: Scenario) -> list[list[Part]]:
+def stages_of_ranks(scenario: Scenario) -> list[list[TracedStage]]:
     """Of which parts each rank takes a trace."""
     return [_parts(actions) for actions in _actions(scenario, batches_all=False)]
 
@@ -92,7 +92,7 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
     parts = _parts(actions)
     micro_batches = pipeline_of(scenario).micro_batches
     traces = [
-        with_all_inputs(get_part_trace(scenario, stage, split=is_split), micro_batches) for stage, is_split in parts
+        with_all_inputs(get_stage_trace(scenario, stage, split=is_split), micro_batches) for stage, is_split in parts
     ]
     joined, _ = join(traces, [next(i for i, other in enumerate(parts) if other.stage == each.stage) for each in parts])
     if len({part.stage for part in parts}) > 1:
@@ -107,8 +107,8 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
         joined,
         tuple(steady.runs),
         tuple(first.runs),
-        tuple(steady.edits),
-        tuple(first.edits),
+        tuple(steady.insertions),
+        tuple(first.insertions),
         collectives=tuple(steady.collectives),
         exchanges=tuple(steady.exchanges),
         in_flight=in_flight(joined),
@@ -116,15 +116,15 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
     section = scenario.parallelism
     if section.dp == 1:
         return program
-    editor = Editor(program, Members(REPLICATE, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
-    return ddp(editor, scenario, _wrapped(steady, parts, traces))
+    builder = ProgramBuilder(program, Members(REPLICATE, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
+    return ddp(builder, scenario, _wrapped(steady, parts, traces))
 
 
-def _wrapped(step: _Step, parts: Sequence[Part], traces: Sequence[Trace]) -> list[Wrapped]:
+def _wrapped(step: _Step, parts: Sequence[TracedStage], traces: Sequence[Trace]) -> list[WrappedModule]:
     """Each stage; schedules that split backwards, which DistributedDataParallel does not see, have no part in this."""
     stops = list(accumulate(len(trace.parameters) for trace in traces))
     return [
-        Wrapped(
+        WrappedModule(
             range(stop - len(trace.parameters), stop),
             buffer_sizes(trace),
             tuple(step.forwards[part.stage]),
@@ -136,19 +136,19 @@ def _wrapped(step: _Step, parts: Sequence[Part], traces: Sequence[Trace]) -> lis
     ]
 
 
-def _parts(actions: Iterable[Action]) -> list[Part]:
+def _parts(actions: Iterable[Action]) -> list[TracedStage]:
     backwards = (each for each in actions if isinstance(each, Compute) and each.kind in "BW")
-    return list(dict.fromkeys(Part(each.stage, each.kind == "W") for each in backwards))
+    return list(dict.fromkeys(TracedStage(each.stage, each.kind == "W") for each in backwards))
 
 
 class _Step:
-    """The runs and edits of one step of a rank. forwards, last_backward: runs, by stage."""
+    """The runs and insertions of one step of a rank. forwards, last_backward: runs, by stage."""
 
     def __init__(
         self,
         rank: int,
         actions: Sequence[Action],
-        parts: Sequence[Part],
+        parts: Sequence[TracedStage],
         traces: Sequence[Trace],
         joined: Trace,
         boundaries: dict[int, Trace],
@@ -166,10 +166,10 @@ class _Step:
         self.runs: list[PhaseRun] = []
         self.forwards: dict[int, list[int]] = {}
         self.last_backward: dict[int, int] = {}
-        self.edits: list[Edit] = []
+        self.insertions: list[Insertion] = []
         self.collectives: dict[Collective, int] = {}
         self.exchanges: list[tuple[Message, ...]] = []
-        self._pending: list[Inserted] = []
+        self._pending: list[Instruction] = []
         self._ends: dict[int, list[tuple[int, str]]] = {}  # marks and calls, by post
         self._marks = 0
         self._fill(actions)
@@ -184,7 +184,7 @@ class _Step:
                 self._pending += self._post(action, ending)
             elif isinstance(action, Await):
                 ends = self._ends.pop(action.number)
-                self._pending += [Inserted(WAIT, mark, call=f"{call} wait{ending}") for mark, call in ends]
+                self._pending += [Instruction(WAIT, mark, call=f"{call} wait{ending}") for mark, call in ends]
             elif isinstance(action, Compute):
                 self._compute(action)
             elif self._has_several:  # by whose number torch divides gradients
@@ -196,23 +196,23 @@ class _Step:
         """Of a part whose backward is whole here and split there; what it frees is freed of both."""
         (segment, *others) = (self._segment(part, phase, -1) for part in self._parts if part.stage == stage)
         self._run(phase, -1, segment)
-        rows = [Inserted(EventKind.FREE, storage) for each in others for storage in self._freed_in(each)]
+        rows = [Instruction(EventKind.FREE, storage) for each in others for storage in self._freed_in(each)]
         if rows:
-            self.edits.append(Edit(len(self.runs) - 1, segment.stop, tuple(rows)))
+            self.insertions.append(Insertion(len(self.runs) - 1, segment.stop, tuple(rows)))
 
     def _freed_in(self, segment: Segment) -> list[int]:
         part = slice(segment.start, segment.stop)
         return [int(each) for each in self._events.a[part][self._events.kind[part] == EventKind.FREE]]
 
-    def _segment(self, part: Part, phase: str, micro_batch: int) -> Segment:
+    def _segment(self, part: TracedStage, phase: str, micro_batch: int) -> Segment:
         found = self._segments[self._parts[part]]
         return next(each for each in found if (each.phase, each.micro_batch) == (phase, micro_batch))
 
     def _compute(self, action: Compute) -> None:
-        part = Part(action.stage, (action.stage, action.micro_batch) in self._split)
+        part = TracedStage(action.stage, (action.stage, action.micro_batch) in self._split)
         traced = 0 if action.micro_batch == self._making[action.stage] else 1
         is_whole = action.kind == "W" and action.stage == 0  # its input has no gradient
-        self._pending.append(Inserted(HOST, call=f"pp {PHASES['B' if is_whole else action.kind]}"))
+        self._pending.append(Instruction(HOST, call=f"pp {PHASES['B' if is_whole else action.kind]}"))
         if action.kind == "F":
             self.forwards.setdefault(action.stage, []).append(len(self.runs))
         else:
@@ -222,11 +222,11 @@ class _Step:
     def _run(self, phase: str, micro_batch: int, segment: Segment) -> None:
         """What is pending goes before it."""
         if self._pending:
-            self.edits.append(Edit(len(self.runs), segment.start, tuple(self._pending)))
+            self.insertions.append(Insertion(len(self.runs), segment.start, tuple(self._pending)))
             self._pending = []
         self.runs.append(PhaseRun(phase, micro_batch, segment))
 
-    def _post(self, post: Post, ending: str) -> list[Inserted]:
+    def _post(self, post: Post, ending: str) -> list[Instruction]:
         if post.is_batched:
             kind = "exchange" if len({each.is_send for each in post.messages}) == 2 else "send_recv"
             return self._together(post.number, post.messages, kind, PIPELINE, COMMUNICATION, BATCH, ending)
@@ -246,7 +246,7 @@ class _Step:
         stream: int,
         call: str,
         ending: str,
-    ) -> list[Inserted]:
+    ) -> list[Instruction]:
         """Rows of messages that move together."""
         largest = max((self._tensor(each) for each in messages), key=lambda tensor: tensor.bytes)
         roles = {each.is_send for each in messages}
@@ -258,10 +258,10 @@ class _Step:
         self._marks += 2
         self._ends.setdefault(number, []).append((end, call))
         return [
-            Inserted(RECORD, start),
-            Inserted(WAIT, start, stream=stream),
-            Inserted(COLLECTIVE, index, len(self.exchanges), stream=stream, call=f"{call}{ending}"),
-            Inserted(RECORD, end, stream=stream),
+            Instruction(RECORD, start),
+            Instruction(WAIT, start, stream=stream),
+            Instruction(COLLECTIVE, index, len(self.exchanges), stream=stream, call=f"{call}{ending}"),
+            Instruction(RECORD, end, stream=stream),
         ]
 
     def _tensor(self, message: schedules.Message) -> TensorSpec:

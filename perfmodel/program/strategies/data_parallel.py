@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perfmodel.program.builder import REDUCE, Editor, ready_gradients, vector, waits_in_a_row
-from perfmodel.program.program import Inserted, Program, single_device_program
+from perfmodel.program.builder import REDUCE, ProgramBuilder, ready_gradients, vector, waits_in_a_row
+from perfmodel.program.program import Instruction, Program, single_device_program
 from perfmodel.program.sharding import sharing_of
 from perfmodel.program.strategies.ddp import ddp
 from perfmodel.program.strategies.fsdp.step import fsdp
@@ -42,50 +42,50 @@ def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
     section = scenario.parallelism
     if section.dp == 1 or section.strategy == "none" or scenario.mode == "forward":
         return program
-    return _FORMS[section.strategy](Editor(program, sharing_of(section)), scenario)
+    return _FORMS[section.strategy](ProgramBuilder(program, sharing_of(section)), scenario)
 
 
-def _naive(editor: Editor, scenario: Scenario) -> Program:
-    parameters = editor.trace.parameters
-    reductions = [editor.blocking("all_reduce", parameters[index].tensor) for index in editor.gradients]
-    editor.add_phase(REDUCE, reductions)
-    return editor.finish()
+def _naive(builder: ProgramBuilder, scenario: Scenario) -> Program:
+    parameters = builder.trace.parameters
+    reductions = [builder.blocking("all_reduce", parameters[index].tensor) for index in builder.gradients]
+    builder.add_phase(REDUCE, reductions)
+    return builder.finish()
 
 
-def _flat(editor: Editor, scenario: Scenario) -> Program:
+def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """One buffer a dtype, as torch groups them."""
-    rows: list[Inserted] = []
-    parameters = editor.trace.parameters
-    for dtype in dict.fromkeys(parameters[index].tensor.dtype for index in editor.gradients):
-        tensors = [parameters[i].tensor for i in editor.gradients if parameters[i].tensor.dtype == dtype]
+    rows: list[Instruction] = []
+    parameters = builder.trace.parameters
+    for dtype in dict.fromkeys(parameters[index].tensor.dtype for index in builder.gradients):
+        tensors = [parameters[i].tensor for i in builder.gradients if parameters[i].tensor.dtype == dtype]
         flat = vector(sum(tensor.numel for tensor in tensors), dtype)
-        storage = editor.new_storage()
+        storage = builder.new_storage()
         views = tuple(vector(tensor.numel, dtype) for tensor in tensors)
         copy_back = Operation("aten._foreach_copy_.default", (tuple(tensors), tuple(tensors)), outputs=())
         rows += [
-            Inserted(EventKind.ALLOC, storage, flat.bytes),
-            editor.launch(Operation("aten.cat.default", (views,), outputs=(flat,)), "flatten"),
-            editor.blocking("all_reduce", flat),
-            editor.launch(copy_back, "unflatten"),
-            Inserted(EventKind.FREE, storage),
+            Instruction(EventKind.ALLOC, storage, flat.bytes),
+            builder.launch(Operation("aten.cat.default", (views,), outputs=(flat,)), "flatten"),
+            builder.blocking("all_reduce", flat),
+            builder.launch(copy_back, "unflatten"),
+            Instruction(EventKind.FREE, storage),
         ]
-    editor.add_phase(REDUCE, rows)
-    return editor.finish()
+    builder.add_phase(REDUCE, rows)
+    return builder.finish()
 
 
-def _overlap(editor: Editor, scenario: Scenario) -> Program:
-    run, marks = editor.last("backward"), []
-    for index, event in ready_gradients(editor.trace.steady):
-        tensor = editor.trace.parameters[index].tensor
-        rows, mark = editor.beside(tensor.dtype, tensor.bytes, "all_reduce async")
-        editor.edit(run, event, *rows)
+def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
+    run, marks = builder.last("backward"), []
+    for index, event in ready_gradients(builder.trace.steady):
+        tensor = builder.trace.parameters[index].tensor
+        rows, mark = builder.beside(tensor.dtype, tensor.bytes, "all_reduce async")
+        builder.insert(run, event, *rows)
         marks.append(mark)
-    stop = editor.program.runs[run].segment.stop
-    editor.edit(run, stop, *waits_in_a_row(marks))
-    return editor.finish()
+    stop = builder.program.runs[run].segment.stop
+    builder.insert(run, stop, *waits_in_a_row(marks))
+    return builder.finish()
 
 
-_FORMS: dict[str, Callable[[Editor, Scenario], Program]] = {
+_FORMS: dict[str, Callable[[ProgramBuilder, Scenario], Program]] = {
     "naive": _naive,
     "flat": _flat,
     "overlap": _overlap,

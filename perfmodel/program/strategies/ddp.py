@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.program.builder import Editor, ready_gradients, vector
-from perfmodel.program.program import HOST, WAIT, Edit, Inserted, PhaseRun, Program, Rebuild
+from perfmodel.program.builder import ProgramBuilder, ready_gradients, vector
+from perfmodel.program.program import HOST, WAIT, Insertion, Instruction, PhaseRun, Program, Rebuild
 from perfmodel.program.strategies.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -30,7 +30,7 @@ REBUILD_STEP, REBUILD_STEP_OF_STATIC_GRAPH = 2, 3
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class WrappedModule:
     """A module that is wrapped, and where a program runs it.
 
     parameters: indices. buffer_bytes: of each buffer. forwards: runs, in order. backward, first_backward: the run whose
@@ -52,9 +52,9 @@ class _Memory:
     replaces them, where in the steady step's runs.
     """
 
-    setup: tuple[Inserted, ...]
-    initial: tuple[Inserted, ...]
-    rebuilt: Edit
+    setup: tuple[Instruction, ...]
+    initial: tuple[Instruction, ...]
+    rebuilt: Insertion
 
 
 def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = None) -> tuple[Bucket, ...]:
@@ -67,25 +67,25 @@ def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = Non
     return assign_buckets(tensors, [index for index, _ in ready_gradients(trace.steady, backward)], limits)
 
 
-def ddp(editor: Editor, scenario: Scenario, modules: Sequence[Wrapped] = ()) -> Program:
+def ddp(builder: ProgramBuilder, scenario: Scenario, modules: Sequence[WrappedModule] = ()) -> Program:
     """The form ``ddp`` of :mod:`perfmodel.program.strategies.data_parallel`. modules: by default one, the whole model."""
     is_static = scenario.parallelism.static_graph
-    memory = [_wrap(editor, scenario, module) for module in modules or (_whole_model(editor),)]
+    memory = [_wrap(builder, scenario, module) for module in modules or (_whole_model(builder),)]
     rebuild = Rebuild(
         REBUILD_STEP_OF_STATIC_GRAPH if is_static else REBUILD_STEP,
-        tuple(sorted((each.rebuilt for each in memory), key=lambda edit: edit.run)),
-        tuple(Inserted(EventKind.FREE, row.a) for each in memory for row in each.initial),
+        tuple(sorted((each.rebuilt for each in memory), key=lambda insertion: insertion.run)),
+        tuple(Instruction(EventKind.FREE, row.a) for each in memory for row in each.initial),
     )
-    return replace(editor.finish(), setup=tuple(row for each in memory for row in each.setup), rebuild=rebuild)
+    return replace(builder.finish(), setup=tuple(row for each in memory for row in each.setup), rebuild=rebuild)
 
 
-def _whole_model(editor: Editor) -> Wrapped:
-    runs, first_runs = editor.program.runs, editor.program.first_runs
-    return Wrapped(
-        range(len(editor.trace.parameters)),
-        buffer_sizes(editor.trace),
+def _whole_model(builder: ProgramBuilder) -> WrappedModule:
+    runs, first_runs = builder.program.runs, builder.program.first_runs
+    return WrappedModule(
+        range(len(builder.trace.parameters)),
+        buffer_sizes(builder.trace),
         tuple(number for number, run in enumerate(runs) if run.phase == "forward"),
-        editor.last("backward"),
+        builder.last("backward"),
         max(number for number, run in enumerate(first_runs) if run.phase == "backward"),
         shares_buffers=True,
     )
@@ -96,91 +96,91 @@ def buffer_sizes(trace: Trace) -> tuple[int, ...]:
     return tuple(storage.bytes for storage in trace.persistent if storage.kind == StorageKind.BUFFER)
 
 
-def _wrap(editor: Editor, scenario: Scenario, module: Wrapped) -> _Memory:
+def _wrap(builder: ProgramBuilder, scenario: Scenario, module: WrappedModule) -> _Memory:
     as_view, is_static = scenario.parallelism.gradient_as_bucket_view, scenario.parallelism.static_graph
-    runs = editor.program.runs
+    runs = builder.program.runs
     for number in module.forwards:
-        shared = _share_buffers(editor, module, runs[number])
-        editor.edit(number, runs[number].segment.start, Inserted(HOST, call="ddp forward"), *shared)
-    buckets = ddp_buckets(scenario, editor.trace, runs[module.backward].segment)
-    marks = _reduce(editor, module, buckets, as_view)
+        shared = _share_buffers(builder, module, runs[number])
+        builder.insert(number, runs[number].segment.start, Instruction(HOST, call="ddp forward"), *shared)
+    buckets = ddp_buckets(scenario, builder.trace, runs[module.backward].segment)
+    marks = _reduce(builder, module, buckets, as_view)
     stop = runs[module.backward].segment.stop
-    editor.edit(module.backward, stop, *_ddp_end(editor, buckets, marks, as_view))
+    builder.insert(module.backward, stop, *_ddp_end(builder, buckets, marks, as_view))
     if as_view:
-        _free_first_gradients(editor, module, is_static)
-    tensors = [parameter.tensor for parameter in editor.trace.parameters]
-    trained = [index for index in editor.gradients if index in module.parameters]
-    initial = _buffers(editor, assign_buckets(tensors, trained, UNLIMITED))
-    used = _map_of_used(editor, len(trained)) if is_static else ()
+        _free_first_gradients(builder, module, is_static)
+    tensors = [parameter.tensor for parameter in builder.trace.parameters]
+    trained = [index for index in builder.gradients if index in module.parameters]
+    initial = _buffers(builder, assign_buckets(tensors, trained, UNLIMITED))
+    used = _map_of_used(builder, len(trained)) if is_static else ()
     first = module.forwards[0]
-    rebuilt = Edit(first, runs[first].segment.start, _buffers(editor, buckets))
-    return _Memory((*_share_state(editor, module), *initial, *used), initial, rebuilt)
+    rebuilt = Insertion(first, runs[first].segment.start, _buffers(builder, buckets))
+    return _Memory((*_share_state(builder, module), *initial, *used), initial, rebuilt)
 
 
-def _reduce(editor: Editor, module: Wrapped, buckets: Sequence[Bucket], as_view: bool) -> list[int]:
+def _reduce(builder: ProgramBuilder, module: WrappedModule, buckets: Sequence[Bucket], as_view: bool) -> list[int]:
     """Each gradient is copied into its bucket when it is ready, and buckets are reduced as they fill, strictly in
     order: the marks of their ends.
     """
-    trace, segment = editor.trace, editor.program.runs[module.backward].segment
+    trace, segment = builder.trace, builder.program.runs[module.backward].segment
     own = gradient_storages(trace, trace.steady) if as_view else {}
     bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket.parameters}
     missing = [len(bucket.parameters) for bucket in buckets]
     marks: list[int] = []
     for index, event in ready_gradients(trace.steady, segment):
         missing[bucket_of[index]] -= 1
-        rows = [editor.launch(_copy_in(trace.parameters[index].tensor), "ddp parameter", COPY_SHARE)]
+        rows = [builder.launch(_copy_in(trace.parameters[index].tensor), "ddp parameter", COPY_SHARE)]
         if index in own:
-            rows.append(Inserted(EventKind.FREE, own[index]))
+            rows.append(Instruction(EventKind.FREE, own[index]))
         while len(marks) < len(buckets) and missing[len(marks)] == 0:
             bucket = buckets[len(marks)]
-            more, mark = editor.beside(bucket.dtype, bucket.size_bytes, "ddp bucket")
+            more, mark = builder.beside(bucket.dtype, bucket.size_bytes, "ddp bucket")
             rows += more
             marks.append(mark)
-        editor.edit(module.backward, event, *rows)
+        builder.insert(module.backward, event, *rows)
     return marks
 
 
-def _map_of_used(editor: Editor, parameters: int) -> tuple[Inserted, ...]:
+def _map_of_used(builder: ProgramBuilder, parameters: int) -> tuple[Instruction, ...]:
     """An int32 for each parameter, reduced in a static graph's first step: which of them are used on any rank."""
-    return (Inserted(EventKind.ALLOC, editor.new_storage(), vector(parameters, "int32").bytes),)
+    return (Instruction(EventKind.ALLOC, builder.new_storage(), vector(parameters, "int32").bytes),)
 
 
-def _buffers(editor: Editor, buckets: tuple[Bucket, ...]) -> tuple[Inserted, ...]:
-    return tuple(Inserted(EventKind.ALLOC, editor.new_storage(), each.size_bytes) for each in buckets)
+def _buffers(builder: ProgramBuilder, buckets: tuple[Bucket, ...]) -> tuple[Instruction, ...]:
+    return tuple(Instruction(EventKind.ALLOC, builder.new_storage(), each.size_bytes) for each in buckets)
 
 
-def _share_state(editor: Editor, module: Wrapped) -> list[Inserted]:
+def _share_state(builder: ProgramBuilder, module: WrappedModule) -> list[Instruction]:
     """When a model is wrapped, rank 0 sends its parameters and buffers in flat copies, at most two of them at a time.
 
     Source: ``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp. What a trace knows of a buffer is its size;
     it is taken to be of float32.
     """
-    tensors = [editor.trace.parameters[index].tensor for index in module.parameters]
+    tensors = [builder.trace.parameters[index].tensor for index in module.parameters]
     tensors += [vector(max(size_bytes // 4, 1), "float32") for size_bytes in module.buffer_bytes]
-    rows: list[Inserted] = []
+    rows: list[Instruction] = []
     there: deque[int] = deque()
-    for row in _buffers(editor, assign_buckets(tensors, range(len(tensors)), (SHARED_BYTES, SHARED_BYTES))):
+    for row in _buffers(builder, assign_buckets(tensors, range(len(tensors)), (SHARED_BYTES, SHARED_BYTES))):
         if len(there) == SHARED_AT_ONCE:
-            rows.append(Inserted(EventKind.FREE, there.popleft()))
+            rows.append(Instruction(EventKind.FREE, there.popleft()))
         rows.append(row)
         there.append(row.a)
-    return [*rows, *(Inserted(EventKind.FREE, storage) for storage in there)]
+    return [*rows, *(Instruction(EventKind.FREE, storage) for storage in there)]
 
 
-def _free_first_gradients(editor: Editor, module: Wrapped, is_static: bool) -> None:
+def _free_first_gradients(builder: ProgramBuilder, module: WrappedModule, is_static: bool) -> None:
     """In the first step too, a gradient that was copied into its bucket becomes a view of it."""
-    first, run = editor.trace.first, module.first_backward
-    segment = editor.program.first_runs[run].segment
-    own = gradient_storages(editor.trace, first)
+    first, run = builder.trace.first, module.first_backward
+    segment = builder.program.first_runs[run].segment
+    own = gradient_storages(builder.trace, first)
     if is_static:
-        editor.edit_first(run, segment.stop, *(Inserted(EventKind.FREE, own[index]) for index in sorted(own)))
+        builder.insert_first(run, segment.stop, *(Instruction(EventKind.FREE, own[index]) for index in sorted(own)))
         return
     for index, event in ready_gradients(first, segment):
         if index in own:
-            editor.edit_first(run, event, Inserted(EventKind.FREE, own[index]))
+            builder.insert_first(run, event, Instruction(EventKind.FREE, own[index]))
 
 
-def _share_buffers(editor: Editor, module: Wrapped, run: PhaseRun) -> list[Inserted]:
+def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun) -> list[Instruction]:
     """Before the first forward of a step every rank takes the buffers of rank 0: copied into one, sent, copied back.
 
     What a trace knows of a buffer is its size; the copies are taken to be of float32.
@@ -190,26 +190,28 @@ def _share_buffers(editor: Editor, module: Wrapped, run: PhaseRun) -> list[Inser
         return []
     tensors = tuple(vector(max(size_bytes // 4, 1), "float32") for size_bytes in sizes)
     whole = vector(sum(tensor.numel for tensor in tensors), "float32")
-    storage = editor.new_storage()
-    rows, mark = editor.beside("float32", whole.bytes, "all_reduce async", "broadcast")
+    storage = builder.new_storage()
+    rows, mark = builder.beside("float32", whole.bytes, "all_reduce async", "broadcast")
     return [
-        Inserted(EventKind.ALLOC, storage, whole.bytes),
-        editor.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), "flatten"),
+        Instruction(EventKind.ALLOC, storage, whole.bytes),
+        builder.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), "flatten"),
         *rows,
-        Inserted(WAIT, mark, call="wait"),
-        *(editor.launch(_copy_out(tensor), "copy") for tensor in tensors),
-        Inserted(EventKind.FREE, storage),
+        Instruction(WAIT, mark, call="wait"),
+        *(builder.launch(_copy_out(tensor), "copy") for tensor in tensors),
+        Instruction(EventKind.FREE, storage),
     ]
 
 
-def _ddp_end(editor: Editor, buckets: tuple[Bucket, ...], marks: list[int], as_view: bool) -> list[Inserted]:
+def _ddp_end(
+    builder: ProgramBuilder, buckets: tuple[Bucket, ...], marks: list[int], as_view: bool
+) -> list[Instruction]:
     """Each bucket is awaited, and, where gradients are not views of it, copied out before the next is."""
-    rows: list[Inserted] = []
+    rows: list[Instruction] = []
     for bucket, mark in zip(buckets, marks, strict=True):
-        rows.append(Inserted(WAIT, mark, call="wait"))
+        rows.append(Instruction(WAIT, mark, call="wait"))
         if not as_view:
-            tensors = [editor.trace.parameters[index].tensor for index in bucket.parameters]
-            rows += [editor.launch(_copy_out(tensor), "ddp parameter", COPY_SHARE) for tensor in tensors]
+            tensors = [builder.trace.parameters[index].tensor for index in bucket.parameters]
+            rows += [builder.launch(_copy_out(tensor), "ddp parameter", COPY_SHARE) for tensor in tensors]
     return rows
 
 

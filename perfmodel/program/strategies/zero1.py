@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.program.builder import REDUCE, Editor, vector, waits_in_a_row
+from perfmodel.program.builder import REDUCE, ProgramBuilder, vector, waits_in_a_row
 from perfmodel.program.gradient_clipping import clip_flat_parts
-from perfmodel.program.program import Inserted, Program
+from perfmodel.program.program import Instruction, Program
 from perfmodel.program.sharding import flat_shard_of
 from perfmodel.program.strategies.ddp import ddp
 from perfmodel.scenario.scenario import Scenario
@@ -48,50 +48,50 @@ def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int,
     return partition([tensor.numel for tensor in tensors], ranks)
 
 
-def zero1(editor: Editor, scenario: Scenario) -> Program:
+def zero1(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """The form ``zero1`` of :mod:`perfmodel.program.strategies.data_parallel`."""
     form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
-    return form(editor, scenario)
+    return form(builder, scenario)
 
 
-def _reduce_scatter(editor: Editor, scenario: Scenario) -> Program:
+def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """A buffer a dtype. Gradients are given up once they are copied; a shard's lives until it is cleared. Parameters
     become views of the flat buffer when the model is wrapped.
     """
-    steady: list[Inserted] = []
-    first: list[Inserted] = []
-    gathers: list[Inserted] = []
-    cleared: list[Inserted] = []
-    setup: list[Inserted] = []
-    trace = editor.trace
+    steady: list[Instruction] = []
+    first: list[Instruction] = []
+    gathers: list[Instruction] = []
+    cleared: list[Instruction] = []
+    setup: list[Instruction] = []
+    trace = builder.trace
     for indices in by_dtype(trace):
         tensors = [trace.parameters[index].tensor for index in indices]
-        shard = flat_shard_of(tensors, editor.ranks)
-        whole = vector(shard.numel * editor.ranks, shard.dtype)
+        shard = flat_shard_of(tensors, builder.ranks)
+        whole = vector(shard.numel * builder.ranks, shard.dtype)
         padding = vector(whole.numel - sum(tensor.numel for tensor in tensors), shard.dtype)
-        setup += _flat_parameters(editor, indices, whole, padding)
-        made, gradient = editor.new_storage(), editor.new_storage()
+        setup += _flat_parameters(builder, indices, whole, padding)
+        made, gradient = builder.new_storage(), builder.new_storage()
         parts = tuple(vector(tensor.numel, tensor.dtype) for tensor in tensors)
         flatten = Operation("aten.cat.default", ((*parts, padding),), outputs=(whole,))
         for rows, events in ((steady, trace.steady), (first, trace.first)):
             own = gradient_storages(trace, events)
             rows += [
-                Inserted(EventKind.ALLOC, made, whole.bytes),
-                editor.launch(flatten, "flatten"),
-                *(Inserted(EventKind.FREE, own[index]) for index in indices if index in own),
-                Inserted(EventKind.ALLOC, gradient, shard.bytes),
-                editor.blocking("reduce_scatter", whole),
-                Inserted(EventKind.FREE, made),
+                Instruction(EventKind.ALLOC, made, whole.bytes),
+                builder.launch(flatten, "flatten"),
+                *(Instruction(EventKind.FREE, own[index]) for index in indices if index in own),
+                Instruction(EventKind.ALLOC, gradient, shard.bytes),
+                builder.blocking("reduce_scatter", whole),
+                Instruction(EventKind.FREE, made),
             ]
-        cleared.append(Inserted(EventKind.FREE, gradient))
-        gathers.append(editor.blocking("all_gather", whole))
-    editor.add_phase(REDUCE, steady, first)
-    clip_flat_parts(editor)
-    start = editor.last("zero_grad")
-    editor.edit(start, editor.program.runs[start].segment.stop, *cleared)
-    end = editor.last(OPTIMIZER)
-    editor.edit(end, editor.program.runs[end].segment.stop, *gathers)
-    return replace(editor.finish(), setup=tuple(setup))
+        cleared.append(Instruction(EventKind.FREE, gradient))
+        gathers.append(builder.blocking("all_gather", whole))
+    builder.add_phase(REDUCE, steady, first)
+    clip_flat_parts(builder)
+    start = builder.last("zero_grad")
+    builder.insert(start, builder.program.runs[start].segment.stop, *cleared)
+    end = builder.last(OPTIMIZER)
+    builder.insert(end, builder.program.runs[end].segment.stop, *gathers)
+    return replace(builder.finish(), setup=tuple(setup))
 
 
 def by_dtype(trace: Trace) -> list[list[int]]:
@@ -103,36 +103,38 @@ def by_dtype(trace: Trace) -> list[list[int]]:
     return list(found.values())
 
 
-def _flat_parameters(editor: Editor, indices: Sequence[int], whole: TensorSpec, padding: TensorSpec) -> list[Inserted]:
+def _flat_parameters(
+    builder: ProgramBuilder, indices: Sequence[int], whole: TensorSpec, padding: TensorSpec
+) -> list[Instruction]:
     held = [padding.bytes, whole.bytes] if padding.bytes else [whole.bytes]
     kind = StorageKind.PARAMETER
     return [
-        *(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=kind) for size_bytes in held),
-        *(Inserted(EventKind.FREE, editor.trace.parameters[index].storage, holds=kind) for index in indices),
+        *(Instruction(EventKind.ALLOC, builder.new_storage(), size_bytes, holds=kind) for size_bytes in held),
+        *(Instruction(EventKind.FREE, builder.trace.parameters[index].storage, holds=kind) for index in indices),
     ]
 
 
-def _broadcast(editor: Editor, scenario: Scenario) -> Program:
+def _broadcast(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """ddp, and after the optimizer's step the broadcasts, all begun before the first is awaited.
 
     The trace's optimizer steps over what the rank owns (:mod:`perfmodel.program.ranks`). Where parameters are views of
     a rank's bucket they are copied there when the optimizer is made.
     """
-    tensors = [parameter.tensor for parameter in editor.trace.parameters]
-    owned = owned_by_rank(tensors, editor.ranks)
+    tensors = [parameter.tensor for parameter in builder.trace.parameters]
+    owned = owned_by_rank(tensors, builder.ranks)
     as_view = bool(scenario.parallelism.parameters_as_bucket_view)
-    rows: list[Inserted] = []
+    rows: list[Instruction] = []
     marks: list[int] = []
     for indices in owned:
         for size_bytes in _sizes([tensors[index] for index in indices], as_view):
             call = "broadcast async again" if marks else "broadcast async"
-            more, mark = editor.beside(tensors[0].dtype, size_bytes, call, "broadcast")
+            more, mark = builder.beside(tensors[0].dtype, size_bytes, call, "broadcast")
             rows += more
             marks.append(mark)
-    run = editor.last(OPTIMIZER)
-    editor.edit(run, editor.program.runs[run].segment.stop, *rows, *waits_in_a_row(marks))
-    program = ddp(editor, scenario)
-    return replace(program, setup=(*program.setup, *_views(editor, owned))) if as_view else program
+    run = builder.last(OPTIMIZER)
+    builder.insert(run, builder.program.runs[run].segment.stop, *rows, *waits_in_a_row(marks))
+    program = ddp(builder, scenario)
+    return replace(program, setup=(*program.setup, *_views(builder, owned))) if as_view else program
 
 
 def _sizes(tensors: Sequence[TensorSpec], as_view: bool) -> list[int]:
@@ -141,12 +143,14 @@ def _sizes(tensors: Sequence[TensorSpec], as_view: bool) -> list[int]:
     return [sum(sizes) or 4] if as_view else sizes
 
 
-def _views(editor: Editor, owned: Sequence[Sequence[int]]) -> list[Inserted]:
+def _views(builder: ProgramBuilder, owned: Sequence[Sequence[int]]) -> list[Instruction]:
     """Each rank's bucket, and the parameters whose place it takes, one after another."""
     rows = []
     for indices in owned:
-        parameters = [editor.trace.parameters[index] for index in indices]
+        parameters = [builder.trace.parameters[index] for index in indices]
         size_bytes = sum(parameter.tensor.bytes for parameter in parameters) or 4
-        rows.append(Inserted(EventKind.ALLOC, editor.new_storage(), size_bytes, holds=StorageKind.PARAMETER))
-        rows += [Inserted(EventKind.FREE, parameter.storage, holds=StorageKind.PARAMETER) for parameter in parameters]
+        rows.append(Instruction(EventKind.ALLOC, builder.new_storage(), size_bytes, holds=StorageKind.PARAMETER))
+        rows += [
+            Instruction(EventKind.FREE, parameter.storage, holds=StorageKind.PARAMETER) for parameter in parameters
+        ]
     return rows

@@ -14,8 +14,8 @@ from perfmodel.prediction.memory_text import Row, memory_rows
 from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
-from perfmodel.scenario.stage_split import number_of_parts, pipeline_of
-from perfmodel.trace.store import blocks_of_parts
+from perfmodel.scenario.stage_split import number_of_stages, pipeline_of
+from perfmodel.trace.store import blocks_of_stages
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 
 BAR_CELLS = 30
@@ -91,7 +91,7 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"{training.activation_checkpointing} checkpointing")
     wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
     if (pipeline := scenario.parallelism.pp) is not None:
-        stages = "" if pipeline.virtual_stages == 1 else f"{number_of_parts(pipeline)} stages and "
+        stages = "" if pipeline.virtual_stages == 1 else f"{number_of_stages(pipeline)} stages and "
         parts.append(
             f"{pipeline.schedule} pipeline of {stages}{_micro_batches(pipeline)} on {pipeline.stages} GPUs{wire}"
         )
@@ -185,7 +185,7 @@ def _bottleneck(prediction: Prediction) -> Text:
 def _pipeline(prediction: Prediction) -> Text:
     """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of one."""
     section = pipeline_of(prediction.scenario)
-    blocks = ", ".join(map(str, blocks_of_parts(prediction.scenario)))
+    blocks = ", ".join(map(str, blocks_of_stages(prediction.scenario)))
     parts = (
         f"{section.schedule}, stages of {blocks} blocks, {_micro_batches(section)}, "
         f"bubbles {format_share(bubble_share(prediction), 1)}"

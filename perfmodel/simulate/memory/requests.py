@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.hardware.profile import MemoryConstants, Profile
-from perfmodel.program.program import COMPUTE, Edit, Inserted, PhaseRun
+from perfmodel.program.program import COMPUTE, Insertion, Instruction, PhaseRun
 from perfmodel.simulate.memory.workspaces import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
@@ -73,7 +73,7 @@ def persistent_actions(storages: Iterable[Storage]) -> Actions:
 
 
 def with_inserted(
-    actions: Actions, edits: Iterable[Edit], start: int, temporaries: Temporaries | None = None
+    actions: Actions, insertions: Iterable[Insertion], start: int, temporaries: Temporaries | None = None
 ) -> Actions:
     """A segment's actions with what a strategy asks for itself between them.
 
@@ -81,11 +81,11 @@ def with_inserted(
     that are inserted.
     """
     result, done = Actions(), 0
-    for edit in edits:
-        rows = inserted_actions(edit.instructions, edit.event - start - 1, temporaries)
+    for insertion in insertions:
+        rows = inserted_actions(insertion.instructions, insertion.event - start - 1, temporaries)
         if not rows.event:
             continue
-        at = bisect_left(actions.event, edit.event - start)
+        at = bisect_left(actions.event, insertion.event - start)
         result.extend(actions, done, at)
         result.extend(rows, 0, len(rows.event))
         done = at
@@ -95,7 +95,7 @@ def with_inserted(
     return result
 
 
-def inserted_actions(rows: Iterable[Inserted], event: int = 0, temporaries: Temporaries | None = None) -> Actions:
+def inserted_actions(rows: Iterable[Instruction], event: int = 0, temporaries: Temporaries | None = None) -> Actions:
     """What a strategy asks for, all at one event, and what its operators take and give back."""
     actions = Actions()
     for row in rows:

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.hardware.profile import MemoryConstants, Profile
-from perfmodel.program.program import Edit, PhaseRun, Program, Rebuild
+from perfmodel.program.program import Insertion, PhaseRun, Program, Rebuild
 from perfmodel.simulate.memory.allocator import SEGMENT_ROUNDING_BYTES, CachingAllocator, OutOfMemoryError
 from perfmodel.simulate.memory.columns import MemoryColumns, MemoryLog, held_after
 from perfmodel.simulate.memory.request_place import OUTSIDE_STEPS, RequestPlace, request_place
@@ -229,7 +229,7 @@ class _Walk:
     def _run(self) -> None:
         trace = self._program.trace
         self._build()
-        self._step("first", trace.first, self._program.first_runs, self._program.first_edits)
+        self._step("first", trace.first, self._program.first_runs, self._program.first_insertions)
         renamed = renamed_on_repeat(trace.steady, trace.steady.segments, self._sizes)
         if self._program.rebuild is not None:
             self._until_rebuilt(self._program.rebuild, renamed)
@@ -237,7 +237,7 @@ class _Walk:
             if count:
                 self._rename(renamed)
             reserved_bytes = self._allocator.reserved_bytes
-            self._step("steady", trace.steady, self._program.runs, self._program.edits)
+            self._step("steady", trace.steady, self._program.runs, self._program.insertions)
             if count and self._allocator.reserved_bytes == reserved_bytes:
                 break
 
@@ -260,29 +260,29 @@ class _Walk:
         """
         program = self._program
         for _ in range(2, rebuild.step):
-            self._step("early", program.trace.steady, program.runs, program.edits)
+            self._step("early", program.trace.steady, program.runs, program.insertions)
             self._rename(renamed)
-        self._step("rebuilding", program.trace.steady, program.runs, (*rebuild.made, *program.edits))
+        self._step("rebuilding", program.trace.steady, program.runs, (*rebuild.made, *program.insertions))
         self._part("wrapping", [(-1, inserted_actions(rebuild.replaced))])
         self._rename(renamed)
 
-    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]) -> None:
+    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], insertions: Sequence[Insertion]) -> None:
         allocator = self._allocator
         before, self._retries_before = allocator.allocated_bytes, allocator.retries
         allocator.reset_peaks()
         try:
-            self._part(part, self._actions(events, runs, edits))
+            self._part(part, self._actions(events, runs, insertions))
         finally:
             self._steps[part] = _step_memory(before, allocator)
 
     def _actions(
-        self, events: StepEvents, runs: Sequence[PhaseRun], edits: Sequence[Edit]
+        self, events: StepEvents, runs: Sequence[PhaseRun], insertions: Sequence[Insertion]
     ) -> Iterator[tuple[int, Actions]]:
         """The actions of each run with the index of its first instruction, counting those of the trace only."""
         repeats = first_of_repeat(runs) if not self._program.in_flight else set[int]()
-        inserted: dict[int, list[Edit]] = {}
-        for edit in edits:
-            inserted.setdefault(edit.run, []).append(edit)
+        inserted: dict[int, list[Insertion]] = {}
+        for insertion in insertions:
+            inserted.setdefault(insertion.run, []).append(insertion)
         renamed: list[tuple[int, int]] | None = None
         start = 0
         for position, run in enumerate(runs):

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from calibrate.host import costs, modules, optimizers
-from calibrate.host.stages import PartStep, backward_input, build_part, layers_around, part_inputs, time_halves
+from calibrate.host.stages import StageStep, backward_input, build_stage, layers_around, stage_inputs, time_halves
 from calibrate.opening import wanted_of
 from perfmodel.cost.host import host_costs
 from perfmodel.hardware.profile import Device, HostRecord, Profile
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.store import get_stage_trace
 from perfmodel.trace.trace import Trace
 
 US = 1e-6
@@ -68,14 +68,14 @@ def test_what_is_around_a_part_makes_it_that_part(
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_part_that_is_built_is_the_one_that_was_traced(number: int) -> None:
-    trace = get_part_trace(pipeline("llama", "bf16", {"activation_checkpointing": {"every": 2}}), number)
+    trace = get_stage_trace(pipeline("llama", "bf16", {"activation_checkpointing": {"every": 2}}), number)
     scenario = modules._built_scenario(trace, "bf16", "cpu", own_batch=True)
-    part = build_part(scenario, is_first=number == 0)
+    part = build_stage(scenario, is_first=number == 0)
     assert {name: tuple(each.shape) for name, each in part.named_parameters()} == {
         each.name: each.tensor.shape for each in trace.parameters
     }
     assert [name for name, _ in part.named_modules()] == [name for name, _ in trace.modules]
-    inputs = part_inputs(part, scenario, "cpu")
+    inputs = stage_inputs(part, scenario, "cpu")
     assert (set(inputs), inputs["x"].shape[0]) == ({"x"} | ({"labels"} if number else set()), 2)
     assert (inputs["x"].dtype, inputs["x"].requires_grad) == (
         (torch.bfloat16, True) if number else (torch.int64, False)
@@ -83,7 +83,7 @@ def test_the_part_that_is_built_is_the_one_that_was_traced(number: int) -> None:
 
 
 def test_a_large_part_is_built_with_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = get_part_trace(pipeline(), 1)
+    trace = get_stage_trace(pipeline(), 1)
     monkeypatch.setattr(modules, "MODEL_BYTES", {"cpu": 10})
     monkeypatch.setattr(modules, "FEW_LAYERS", 1)
     scenario = modules._built_scenario(trace, "fp32", "cpu", own_batch=False)
@@ -117,13 +117,13 @@ def test_a_module_that_only_hands_out_its_output_has_no_weights_beneath() -> Non
 
 @pytest.mark.parametrize(("number", "halves"), [(0, False), (1, False), (1, True)])
 def test_a_step_of_a_part_computes_what_its_stage_does_of_two_micro_batches(number: int, halves: bool) -> None:
-    scenario = modules._built_scenario(get_part_trace(pipeline(), number), "fp32", "cpu", own_batch=False)
-    part = build_part(scenario, is_first=number == 0)
+    scenario = modules._built_scenario(get_stage_trace(pipeline(), number), "fp32", "cpu", own_batch=False)
+    part = build_stage(scenario, is_first=number == 0)
     again = copy.deepcopy(part)
-    inputs = part_inputs(part, scenario, "cpu")
+    inputs = stage_inputs(part, scenario, "cpu")
     optimizer = torch.optim.SGD(part.parameters(), lr=0.0)
     phases: list[str] = []
-    PartStep(part, inputs, optimizer, scenario, halves).run(lambda phase, _: phases.append(phase))
+    StageStep(part, inputs, optimizer, scenario, halves).run(lambda phase, _: phases.append(phase))
     backward = ["backward_input", "backward_weight"] if halves else ["backward"]
     assert phases == ["zero_grad", *2 * ["forward", *backward], "optimizer", "end"]
     output = again(inputs["x"])
@@ -151,7 +151,7 @@ def measured(trace: Trace, precision: str = "fp32") -> dict[str, HostRecord]:
 def test_every_module_of_a_part_is_measured_in_the_directions_that_it_runs(
     number: int, split: bool, directions: set[str]
 ) -> None:
-    trace = get_part_trace(pipeline(), number, split)
+    trace = get_stage_trace(pipeline(), number, split)
     found = measured(trace)
     assert costs.measure_host_keys(trace, "fp32", "cpu", KNOWN | found) == {}
     words = [key.split() for key in found]
@@ -167,7 +167,7 @@ def test_every_module_of_a_part_is_measured_in_the_directions_that_it_runs(
 
 def test_what_was_measured_is_what_a_part_costs() -> None:
     """Of each phase the sum over modules: two blocks, the norm, the head, the part's own and the step's."""
-    trace = get_part_trace(pipeline(), 1, split=True)
+    trace = get_stage_trace(pipeline(), 1, split=True)
     records = {key: HostRecord(time_s=US) for key in measured(trace)}
     for direction, us in (("backward_input", 10), ("backward_weight", 100)):
         for end in ("", " accumulate"):

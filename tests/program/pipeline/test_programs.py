@@ -12,11 +12,11 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.pipeline import programs
 from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
-from perfmodel.program.program import COLLECTIVE, HOST, RECORD, Collective, Inserted, Program
+from perfmodel.program.program import COLLECTIVE, HOST, RECORD, Collective, Instruction, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate import engine
-from perfmodel.simulate.timed_step import step_work
+from perfmodel.simulate.timed_step import timed_step
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
     Boundary,
@@ -85,7 +85,7 @@ def part(is_first: bool, is_last: bool, split: bool) -> Trace:
 
 @pytest.fixture(autouse=True)
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_part_trace(asked: Scenario, number: int, split: bool = False) -> Trace:
+    def get_stage_trace(asked: Scenario, number: int, split: bool = False) -> Trace:
         section = asked.parallelism.pp
         assert section is not None
         return part(number == 0, number == section.stages * section.virtual_stages - 1, split)
@@ -95,7 +95,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
         step = StepEvents(nothing, nothing, nothing, (Segment("optimizer", -1, 0, 0),))
         return replace(part(True, True, False), operations=(), first=step, steady=step)
 
-    monkeypatch.setattr(programs, "get_part_trace", get_part_trace)
+    monkeypatch.setattr(programs, "get_stage_trace", get_stage_trace)
     monkeypatch.setattr(programs, "get_optimizer_trace", get_optimizer_trace)
     monkeypatch.setattr(programs, "with_optimizer", _without_optimizer)
 
@@ -114,7 +114,7 @@ def ends(made: tuple[Program, ...], lasts: dict[str, float]) -> list[list[tuple[
         kernels = (duration_s > 0).astype(int)
         launched = program.instructions.a[program.instructions.launches]
         works.append(
-            step_work(
+            timed_step(
                 program,
                 duration_s[launched][kernels[launched] > 0],
                 kernels,
@@ -298,12 +298,15 @@ def test_each_stage_of_a_rank_has_buckets_which_are_rebuilt_before_its_second_st
         assert [row.a for row in program.setup if row.kind == EventKind.FREE] == [made[0].a, made[2].a]
         assert program.rebuild is not None
         assert program.rebuild.step == 2
-        assert program.rebuild.replaced == tuple(Inserted(EventKind.FREE, number) for number in buckets)
+        assert program.rebuild.replaced == tuple(Instruction(EventKind.FREE, number) for number in buckets)
         forwards = [number for number, run in enumerate(program.runs) if run.phase == "forward"]
-        assert [edit.run for edit in program.rebuild.made] == [forwards[0], forwards[2]]  # the third is of the other
-        for edit in program.rebuild.made:
-            assert edit.event == program.runs[edit.run].segment.start
-            assert [row.b for row in edit.instructions] == [1200, 400]
+        assert [insertion.run for insertion in program.rebuild.made] == [
+            forwards[0],
+            forwards[2],
+        ]  # the third is of the other
+        for insertion in program.rebuild.made:
+            assert insertion.event == program.runs[insertion.run].segment.start
+            assert [row.b for row in insertion.instructions] == [1200, 400]
 
 
 def test_ranks_of_the_same_stages_are_alike() -> None:

@@ -11,7 +11,7 @@ from perfmodel.program.pipeline.programs import pipeline_programs
 from perfmodel.program.pipeline.storages import with_all_inputs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
-from perfmodel.trace.store import get_part_trace
+from perfmodel.trace.store import get_stage_trace
 from perfmodel.trace.trace import StorageKind
 
 TOKENS, WIDTH = 4 * 8, 64  # of a micro-batch
@@ -42,7 +42,7 @@ def scenario(
 def test_inputs_are_of_all_micro_batches(micro_batches: int) -> None:
     asked = scenario(micro_batches=micro_batches, schedule="gpipe")
     for number, received in ((0, 1), (1, 1)):  # gradients of outputs; activations
-        trace = with_all_inputs(get_part_trace(asked, number), micro_batches)
+        trace = with_all_inputs(get_stage_trace(asked, number), micro_batches)
         inputs = [each.bytes for each in trace.persistent if each.kind == StorageKind.INPUT]
         assert sorted(inputs) == sorted([TOKENS * 8 * micro_batches] + [ACTIVATION] * received * micro_batches)
         assert len({each.id for each in trace.persistent}) == len(trace.persistent)

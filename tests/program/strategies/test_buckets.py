@@ -115,8 +115,12 @@ def test_gradients_of_the_first_step_become_views_when_those_of_torch_do(static_
     for hook in hooks:
         hook.remove()
     made = data_parallel_program(asked, trace_step(asked))
-    early = [edit for edit in made.first_edits if edit.event < made.first_runs[edit.run].segment.stop]
-    freed_early = sum(len(edit.instructions) for edit in early)
+    early = [
+        insertion
+        for insertion in made.first_insertions
+        if insertion.event < made.first_runs[insertion.run].segment.stop
+    ]
+    freed_early = sum(len(insertion.instructions) for insertion in early)
     assert freed_early == (0 if static_graph else len(hooks))
     assert max(views_seen) == max(freed_early - 1, 0)  # a parameter's hook runs before its gradient is copied
 

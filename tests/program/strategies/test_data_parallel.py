@@ -12,7 +12,7 @@ from tests.program.forms import READY, SIZES, program, scenario, spelt, trace
 
 def test_one_rank_talks_to_nobody() -> None:
     made = data_parallel_program(scenario("ddp", dp=1), trace())
-    assert (made.edits, made.collectives, made.setup, made.rebuild) == ((), (), (), None)
+    assert (made.insertions, made.collectives, made.setup, made.rebuild) == ((), (), (), None)
 
 
 def test_naive_reduces_each_gradient_after_backward() -> None:
@@ -28,7 +28,9 @@ def test_naive_reduces_each_gradient_after_backward() -> None:
 
 def test_flat_copies_all_gradients_into_one_buffer_and_back() -> None:
     made = program("flat")
-    storage = next(row.a for edit in made.edits for row in edit.instructions if row.kind == EventKind.ALLOC)
+    storage = next(
+        row.a for insertion in made.insertions for row in insertion.instructions if row.kind == EventKind.ALLOC
+    )
     assert spelt(made)[7:] == [
         f"alloc {storage}",
         "cat <flatten>",
@@ -37,7 +39,7 @@ def test_flat_copies_all_gradients_into_one_buffer_and_back() -> None:
         f"free {storage}",
         "op2",
     ]
-    assert made.first_edits[0].instructions == made.edits[0].instructions
+    assert made.first_insertions[0].instructions == made.insertions[0].instructions
 
 
 def test_overlap_reduces_each_gradient_as_it_becomes_ready() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.program.program import Inserted
+from perfmodel.program.program import Instruction
 from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
@@ -56,7 +56,7 @@ def test_ddp_copies_gradients_into_buckets_and_out_again() -> None:
     ]
 
 
-def bytes_of(rows: tuple[Inserted, ...]) -> list[int]:
+def bytes_of(rows: tuple[Instruction, ...]) -> list[int]:
     """What is asked for, and of what is given up the storage, negative."""
     return [row.b if row.kind == EventKind.ALLOC else -row.a for row in rows]
 
@@ -110,16 +110,16 @@ def test_a_gradient_that_becomes_a_view_gives_its_own_memory_back() -> None:
         "alloc 52", "alloc 50", "mul <ddp parameter>", "free 52", "mul <ddp parameter>", "free 50",
         "alloc 51", "mul <ddp parameter>", "free 51",
     ]  # fmt: skip
-    assert [row.a for edit in made.first_edits for row in edit.instructions] == [52, 50, 51]
+    assert [row.a for insertion in made.first_insertions for row in insertion.instructions] == [52, 50, 51]
     assert gradient_storages(step, step.steady) == {0: 50, 1: 51, 2: 52}
 
 
 def test_a_static_graphs_first_gradients_become_views_at_the_end_of_backward() -> None:
     made = data_parallel_program(scenario("ddp", gradient_as_bucket_view=True, static_graph=True), traced_gradients())
-    (edit,) = made.first_edits
-    assert edit.event == made.first_runs[edit.run].segment.stop
-    assert [(row.kind, row.a) for row in edit.instructions] == [(EventKind.FREE, each) for each in (50, 51, 52)]
-    later = [row.a for edit in made.edits for row in edit.instructions if row.kind == EventKind.FREE]
+    (insertion,) = made.first_insertions
+    assert insertion.event == made.first_runs[insertion.run].segment.stop
+    assert [(row.kind, row.a) for row in insertion.instructions] == [(EventKind.FREE, each) for each in (50, 51, 52)]
+    later = [row.a for insertion in made.insertions for row in insertion.instructions if row.kind == EventKind.FREE]
     assert later == [52, 50, 51]  # as they are ready
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
-from perfmodel.program.program import Edit, Inserted, Program, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program, single_device_program
 from perfmodel.report.traces.memory_snapshot import memory_snapshot, save_memory_snapshot
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -117,11 +117,11 @@ def test_request_that_did_not_fit_is_the_last_entry() -> None:
 def test_blocks_are_shown_on_the_stream_they_were_made_for() -> None:
     """Made before a step's first event and freed at its end, where no stream is named."""
     program = small_program()
-    edits = (
-        Edit(0, 0, (Inserted(EventKind.ALLOC, 9, 12 * MIB, stream=3),)),
-        Edit(1, 9, (Inserted(EventKind.FREE, 9),)),
+    insertions = (
+        Insertion(0, 0, (Instruction(EventKind.ALLOC, 9, 12 * MIB, stream=3),)),
+        Insertion(1, 9, (Instruction(EventKind.FREE, 9),)),
     )
-    program = replace(program, edits=edits, first_edits=edits)
+    program = replace(program, insertions=insertions, first_insertions=insertions)
     snapshot = memory_snapshot(program, memory_of(program))
     (trace,) = snapshot["device_traces"]
     on_three = [entry for entry in trace if entry["stream"] == 3]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
-from perfmodel.program.program import Edit, Inserted, Program, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program, single_device_program
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.simulate.memory.allocator import segment_bytes
 from perfmodel.simulate.memory.request_place import RequestPlace
@@ -122,11 +122,11 @@ def test_later_step_and_micro_batch_are_named() -> None:
 
 def test_what_a_strategy_asks_for_is_its_own() -> None:
     program = training_program()
-    kept = Inserted(EventKind.ALLOC, 90, 40 * MIB, holds=StorageKind.GRADIENT)
+    kept = Instruction(EventKind.ALLOC, 90, 40 * MIB, holds=StorageKind.GRADIENT)
     run = next(index for index, each in enumerate(program.first_runs) if each.phase == "backward")
     at = program.first_runs[run].segment.start + 1
-    edits = (Edit(run, at, (kept, Inserted(EventKind.FREE, 90))),)
-    timeline = simulate_memory(replace(program, first_edits=edits), profile_of(memory_bytes=70 * MIB))
+    insertions = (Insertion(run, at, (kept, Instruction(EventKind.FREE, 90))),)
+    timeline = simulate_memory(replace(program, first_insertions=insertions), profile_of(memory_bytes=70 * MIB))
     assert timeline.place is not None
     assert (timeline.place.phase, timeline.place.holds, timeline.place.is_inserted) == (
         "backward",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
-from perfmodel.program.program import Edit, Inserted, Program, Rebuild, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program, Rebuild, single_device_program
 from perfmodel.simulate.memory.requests import Actions, with_inserted
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.kernel_key import kernel_key
@@ -149,10 +149,10 @@ def test_training_step_in_closed_form() -> None:
 def rebuilding_program(step: int) -> Program:
     """A buffer of 16 MiB, which one of 14 MiB replaces before the forward of that step."""
     program = training_program()
-    kept, rebuilt = Inserted(ALLOC, 90, 16 * MIB), Inserted(ALLOC, 91, 14 * MIB)
+    kept, rebuilt = Instruction(ALLOC, 90, 16 * MIB), Instruction(ALLOC, 91, 14 * MIB)
     run = next(index for index, each in enumerate(program.runs) if each.phase == "forward")
-    made = Edit(run, program.runs[run].segment.start, (rebuilt,))
-    return replace(program, setup=(kept,), rebuild=Rebuild(step, (made,), (Inserted(FREE, kept.a),)))
+    made = Insertion(run, program.runs[run].segment.start, (rebuilt,))
+    return replace(program, setup=(kept,), rebuild=Rebuild(step, (made,), (Instruction(FREE, kept.a),)))
 
 
 @pytest.mark.parametrize("step", [2, 3, 4])
@@ -196,19 +196,19 @@ def test_communicators_take_memory_from_the_allocator() -> None:
 
 def test_what_a_strategy_asks_for_lies_between_the_traces_own_requests() -> None:
     own = Actions([4, 0, 8], [1, 1, 2], [5, 5, 5], [0, 2, 2], [0, 0, 0])
-    made = (Inserted(ALLOC, 7, 16, stream=2), Inserted(EventKind.OP, 3))
-    assert with_inserted(own, [Edit(0, 12, made), Edit(0, 13, (Inserted(FREE, 7),))], 10) == Actions(
+    made = (Instruction(ALLOC, 7, 16, stream=2), Instruction(EventKind.OP, 3))
+    assert with_inserted(own, [Insertion(0, 12, made), Insertion(0, 13, (Instruction(FREE, 7),))], 10) == Actions(
         [4, 16, 0, 8, 0], [1, 7, 1, 2, 7], [5, 3, 5, 5, 3], [0, 1, 2, 2, 2], [0, 2, 0, 0, 0]
     )
-    assert with_inserted(own, [Edit(0, 12, (Inserted(EventKind.OP, 3),))], 10) is own
+    assert with_inserted(own, [Insertion(0, 12, (Instruction(EventKind.OP, 3),))], 10) is own
 
 
 def test_what_inserted_operators_give_back_themselves() -> None:
     """A measured table of 2 MiB, beside an output that the strategy asks for; on the operator's own stream."""
     step = step_events(forward((OP, 0, -1), (ALLOC, 0, 4 * MIB), (FREE, 0, 0)))
-    rows = (Inserted(ALLOC, 7, 3 * MIB, stream=2), Inserted(OP, 3, stream=2), Inserted(FREE, 7))
+    rows = (Instruction(ALLOC, 7, 3 * MIB, stream=2), Instruction(OP, 3, stream=2), Instruction(FREE, 7))
     joined = Operation("aten.cat.default", ((F32, F32),), (), (F32,))
-    program = replace(program_of(step, step), edits=(Edit(0, 3, rows),), extra_operations=(joined,))
+    program = replace(program_of(step, step), insertions=(Insertion(0, 3, rows),), extra_operations=(joined,))
     timeline = simulate_memory(program, profile_of(kernels=measured(joined, 3 * MIB, 2 * MIB, -2)))
     columns = timeline.history[-1][1]
     assert columns.request_bytes.tolist() == [4 * MIB, 0, 3 * MIB, 2 * MIB, 0, 0]
@@ -224,13 +224,17 @@ def gathering_program(stream: int) -> Program:
     layers = [[(OP, 0, -1), (ALLOC, activation, 12 * MIB), (FREE, activation, 0)] for activation in (5, 6)]
     step = step_events(forward(*layers[0], *layers[1]))
 
-    def gathered(size_bytes: int) -> tuple[Inserted, ...]:
-        made = (Inserted(ALLOC, 90, size_bytes, stream=stream), Inserted(ALLOC, 91, 16 * MIB))
-        return (*made, Inserted(FREE, 90))
+    def gathered(size_bytes: int) -> tuple[Instruction, ...]:
+        made = (Instruction(ALLOC, 90, size_bytes, stream=stream), Instruction(ALLOC, 91, 16 * MIB))
+        return (*made, Instruction(FREE, 90))
 
-    given_up = Inserted(FREE, 91)
-    edits = (Edit(0, 0, gathered(16 * MIB)), Edit(0, 3, (given_up, *gathered(14 * MIB))), Edit(0, 6, (given_up,)))
-    return replace(program_of(step, step), edits=edits, first_edits=edits)
+    given_up = Instruction(FREE, 91)
+    insertions = (
+        Insertion(0, 0, gathered(16 * MIB)),
+        Insertion(0, 3, (given_up, *gathered(14 * MIB))),
+        Insertion(0, 6, (given_up,)),
+    )
+    return replace(program_of(step, step), insertions=insertions, first_insertions=insertions)
 
 
 def test_blocks_of_another_stream_are_its_own() -> None:
@@ -263,8 +267,8 @@ def test_device_full_of_another_streams_blocks_takes_them_back() -> None:
 def test_strategy_frees_what_the_trace_made_before_the_trace_does() -> None:
     events = [(OP, 0, -1), (ALLOC, 5, 4 * MIB), (OP, 0, -1), (ALLOC, 6, 4 * MIB), (FREE, 5, 0), (FREE, 6, 0)]
     step = step_events(forward(*events))
-    early = (Edit(0, 2, (Inserted(FREE, 5, holds=StorageKind.TEMPORARY),)),)
-    timeline = simulate_memory(replace(program_of(step, step), edits=early, first_edits=early), profile_of())
+    early = (Insertion(0, 2, (Instruction(FREE, 5, holds=StorageKind.TEMPORARY),)),)
+    timeline = simulate_memory(replace(program_of(step, step), insertions=early, first_insertions=early), profile_of())
     assert timeline.allocated_bytes.tolist() == [n * MIB for n in (0, 4, 0, 4, 4, 0)]
     assert timeline.kind_bytes[StorageKind.TEMPORARY].tolist() == timeline.allocated_bytes.tolist()
     made = timeline.history[-1][1]

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from calibrate.this_machine.launcher import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.models.build import build_module
-from perfmodel.program.builder import Editor
+from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import Members
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.strategies.fsdp.groups import plan_of
@@ -178,7 +178,7 @@ def test_what_is_gathered_ahead_is_what_the_program_gathers(ahead):
         dist.destroy_process_group()
     (each,) = rank_programs(asked)
     names = [name for name, _ in each.program.trace.modules]
-    groups = plan_of(Editor(each.program, Members("dp", 2)), asked).groups
+    groups = plan_of(ProgramBuilder(each.program, Members("dp", 2)), asked).groups
     assert len(states) == len(groups) == 5
     for group in groups:
         state = states[names[group.module]]

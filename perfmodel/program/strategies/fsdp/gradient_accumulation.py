@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.program.builder import Editor
-from perfmodel.program.program import Inserted, PhaseRun, Program
+from perfmodel.program.builder import ProgramBuilder
+from perfmodel.program.program import Instruction, PhaseRun, Program
 from perfmodel.program.sharding import in_dtype
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind
 
 
-def kept_dtype(editor: Editor, reduced: str | None) -> str | None:
+def kept_dtype(builder: ProgramBuilder, reduced: str | None) -> str | None:
     """In which gradients are kept from one micro-batch to the next; None: as backward makes them, or not at all.
     reduced: what they are reduced in, None for what they are computed in.
     """
-    backwards = sum(run.phase == "backward" for run in editor.program.runs)
-    computed = {editor.trace.parameters[index].tensor.dtype for index in editor.gradients}
+    backwards = sum(run.phase == "backward" for run in builder.program.runs)
+    computed = {builder.trace.parameters[index].tensor.dtype for index in builder.gradients}
     return None if backwards == 1 or computed <= {reduced} else reduced
 
 
@@ -42,12 +42,12 @@ def _as_the_first(runs: Sequence[PhaseRun]) -> tuple[PhaseRun, ...]:
 class Accumulation:
     """Of one step. storages: of the gradients that backward makes, by parameter. dtype: :func:`kept_dtype`."""
 
-    editor: Editor
+    builder: ProgramBuilder
     storages: Mapping[int, int]
     dtype: str | None
     _kept: dict[int, int] = field(default_factory=dict)  # storages of sums, by parameter
 
-    def add(self, parameters: Sequence[int]) -> list[Inserted]:
+    def add(self, parameters: Sequence[int]) -> list[Instruction]:
         """Before the parameters are given up: to what earlier micro-batches left."""
         rows = []
         for index in parameters:
@@ -55,21 +55,21 @@ class Accumulation:
                 computed = self._tensor(index)
                 total = in_dtype(computed, self.dtype)
                 addition = Operation("aten.add_.Tensor", (total, computed), outputs=(total,))
-                rows += [self.editor.launch(addition, "launch"), *self._free(index)]
+                rows += [self.builder.launch(addition, "launch"), *self._free(index)]
         return rows
 
-    def keep(self, parameters: Sequence[int]) -> list[Inserted]:
+    def keep(self, parameters: Sequence[int]) -> list[Instruction]:
         """After they were given up, in a micro-batch that does not reduce: what it made, if nothing was kept before."""
         rows = []
         for index in parameters:
             if self.dtype is not None and index not in self._kept:
-                computed, storage = self._tensor(index), self.editor.new_storage()
+                computed, storage = self._tensor(index), self.builder.new_storage()
                 total = in_dtype(computed, self.dtype)
                 cast = Operation("aten._to_copy.default", (computed,), (("dtype", f"torch.{self.dtype}"),), (total,))
                 self._kept[index] = storage
                 rows += [
-                    self.editor.launch(cast, "launch"),
-                    Inserted(EventKind.ALLOC, storage, total.bytes),
+                    self.builder.launch(cast, "launch"),
+                    Instruction(EventKind.ALLOC, storage, total.bytes),
                     *self._free(index),
                 ]
         return rows
@@ -80,8 +80,8 @@ class Accumulation:
         storages = [self._kept.pop(i, self.storages.get(i)) for i in parameters]
         return tensors, [storage for storage in storages if storage is not None]
 
-    def _free(self, index: int) -> list[Inserted]:
-        return [Inserted(EventKind.FREE, self.storages[index])] if index in self.storages else []
+    def _free(self, index: int) -> list[Instruction]:
+        return [Instruction(EventKind.FREE, self.storages[index])] if index in self.storages else []
 
     def _tensor(self, index: int) -> TensorSpec:
-        return self.editor.trace.parameters[index].tensor
+        return self.builder.trace.parameters[index].tensor

@@ -5,8 +5,8 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``_get_gradien
 
 from __future__ import annotations
 
-from perfmodel.program.builder import Editor
-from perfmodel.program.program import Inserted
+from perfmodel.program.builder import ProgramBuilder
+from perfmodel.program.program import Instruction
 from perfmodel.trace.operation import Operation, TensorSpec
 
 AVERAGED = ("float32", "bfloat16")
@@ -27,8 +27,10 @@ def divisors(dtype: str, ranks: int) -> tuple[float, float]:
     return float(before), ranks / before
 
 
-def divided(editor: Editor, tensor: TensorSpec, divisor: float, stream: int) -> list[Inserted]:
+def divided(builder: ProgramBuilder, tensor: TensorSpec, divisor: float, stream: int) -> list[Instruction]:
     """In place, by a kernel; nothing for 1."""
     if divisor == 1:
         return []
-    return [editor.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "launch", stream=stream)]
+    return [
+        builder.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "launch", stream=stream)
+    ]

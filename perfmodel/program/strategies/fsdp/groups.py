@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfmodel.program.builder import Editor, vector
-from perfmodel.program.program import Inserted, Members
+from perfmodel.program.builder import ProgramBuilder, vector
+from perfmodel.program.program import Instruction, Members
 from perfmodel.program.sharding import Dtypes, in_dtype, offloads, padded_shard_of, replicas_of, resharing_of
 from perfmodel.scenario.scenario import FsdpSection, Scenario
 from perfmodel.trace.operation import TensorSpec
@@ -60,9 +60,9 @@ class Plan:
     offloads: bool = False
 
 
-def plan_of(editor: Editor, scenario: Scenario) -> Plan:
+def plan_of(builder: ProgramBuilder, scenario: Scenario) -> Plan:
     """By the scenario's section."""
-    groups = tuple(_groups(editor, scenario))
+    groups = tuple(_groups(builder, scenario))
     section = scenario.parallelism
     return Plan(groups, Dtypes.of(scenario), replicas_of(section), resharing_of(section), offloads(section))
 
@@ -79,8 +79,8 @@ def blocks_of(trace: Trace) -> list[int]:
     return [module for module in dict.fromkeys(entered) if module != ROOT and parents[module] in around]
 
 
-def _groups(editor: Editor, scenario: Scenario) -> list[Group]:
-    section, trace = scenario.parallelism.fsdp or FsdpSection(), editor.trace
+def _groups(builder: ProgramBuilder, scenario: Scenario) -> list[Group]:
+    section, trace = scenario.parallelism.fsdp or FsdpSection(), builder.trace
     blocks = [] if section.wrap == "root" else blocks_of(trace)
     owner = {}
     for index, parameter in enumerate(trace.parameters):
@@ -96,9 +96,9 @@ def _groups(editor: Editor, scenario: Scenario) -> list[Group]:
                 module,
                 members,
                 _gives_up(scenario, is_root),
-                Storages(*(editor.new_storage() for _ in Storages._fields)),
-                unsharded=tuple(editor.new_storage() for _ in members),
-                parts=tuple(editor.new_storage() for _ in members),
+                Storages(*(builder.new_storage() for _ in Storages._fields)),
+                unsharded=tuple(builder.new_storage() for _ in members),
+                parts=tuple(builder.new_storage() for _ in members),
                 ahead=() if is_root else tuple(blocks[place + 1 : place + 1 + ahead]),
                 behind=() if is_root else tuple(reversed(blocks[max(place - back, 0) : place])),
             )
@@ -115,19 +115,19 @@ def _gives_up(scenario: Scenario, is_root: bool) -> bool:
     return asked is True or asked > 1
 
 
-def wrapping(editor: Editor, plan: Plan) -> list[Inserted]:
+def wrapping(builder: ProgramBuilder, plan: Plan) -> list[Instruction]:
     """Each group's parts are made while its parameters are still whole, and do not stay where the host keeps them."""
-    rows: list[Inserted] = []
+    rows: list[Instruction] = []
     kind = StorageKind.PARAMETER
     for group in plan.groups:
-        parameters = [editor.trace.parameters[index] for index in group.parameters]
+        parameters = [builder.trace.parameters[index] for index in group.parameters]
         for each in parameters:
-            size_bytes = in_dtype(padded_shard_of(each.tensor, editor.ranks), plan.dtypes.kept).bytes
-            storage = editor.new_storage()
-            rows.append(Inserted(EventKind.ALLOC, storage, size_bytes, holds=kind))
+            size_bytes = in_dtype(padded_shard_of(each.tensor, builder.ranks), plan.dtypes.kept).bytes
+            storage = builder.new_storage()
+            rows.append(Instruction(EventKind.ALLOC, storage, size_bytes, holds=kind))
             if plan.offloads:
-                rows.append(Inserted(EventKind.FREE, storage, holds=kind))
-        rows += [Inserted(EventKind.FREE, each.storage, holds=kind) for each in parameters]
+                rows.append(Instruction(EventKind.FREE, storage, holds=kind))
+        rows += [Instruction(EventKind.FREE, each.storage, holds=kind) for each in parameters]
     return rows
 
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.program.builder import Editor
-from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Inserted
+from perfmodel.program.builder import ProgramBuilder
+from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Instruction
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, StorageKind
@@ -31,17 +31,17 @@ TO_DEVICE, TO_HOST = "copy to device", "copy to host"  # calls
 class Copies:
     """Of one step, between the host and the device."""
 
-    def __init__(self, editor: Editor) -> None:
-        self._editor = editor
-        self._parts = {each.name: each.tensor for each in editor.trace.optimized or ()}
+    def __init__(self, builder: ProgramBuilder) -> None:
+        self._editor = builder
+        self._parts = {each.name: each.tensor for each in builder.trace.optimized or ()}
         self._marks: dict[int, list[int]] = {}  # by module: what backward's end awaits
 
     def to_device(
         self, kept: Sequence[TensorSpec], sent: Sequence[TensorSpec], stream: int
-    ) -> tuple[list[Inserted], list[Inserted]]:
+    ) -> tuple[list[Instruction], list[Instruction]]:
         """Parts as they are kept, each then cast to what is sent, if that is another dtype; and the end of these."""
-        rows: list[Inserted] = []
-        ends: list[Inserted] = []
+        rows: list[Instruction] = []
+        ends: list[Instruction] = []
         for part, wanted in zip(kept, sent, strict=True):
             copied, end = self._made(part, stream)
             rows += [self._editor.launch(_copy(part, "cpu", "cuda"), TO_DEVICE, stream=stream), copied]
@@ -53,28 +53,28 @@ class Copies:
             ends.append(end)
         return rows, ends[::-1]  # a list is given up from its end
 
-    def _made(self, tensor: TensorSpec, stream: int) -> tuple[Inserted, Inserted]:
+    def _made(self, tensor: TensorSpec, stream: int) -> tuple[Instruction, Instruction]:
         """Its storage, and the end of that."""
         storage, kind = self._editor.new_storage(), StorageKind.PARAMETER
         return (
-            Inserted(EventKind.ALLOC, storage, tensor.bytes, stream=stream, holds=kind),
-            Inserted(EventKind.FREE, storage, stream=stream, holds=kind),
+            Instruction(EventKind.ALLOC, storage, tensor.bytes, stream=stream, holds=kind),
+            Instruction(EventKind.FREE, storage, stream=stream, holds=kind),
         )
 
-    def to_host(self, module: int, parameters: Sequence[int], stream: int) -> list[Inserted]:
+    def to_host(self, module: int, parameters: Sequence[int], stream: int) -> list[Instruction]:
         """This rank's part of each parameter's gradient. A part without rows is awaited too, and takes no time."""
-        rows: list[Inserted] = []
+        rows: list[Instruction] = []
         marks = self._marks[module] = [self._editor.mark() for _ in parameters]
         for index, mark in zip(parameters, marks, strict=True):
             part = self._parts.get(self._editor.trace.parameters[index].name)
             if part is not None:
                 rows.append(self._editor.launch(_copy(part, "cuda", "cpu"), TO_HOST, stream=stream))
-            rows.append(Inserted(RECORD, mark, stream=stream))
+            rows.append(Instruction(RECORD, mark, stream=stream))
         return rows
 
-    def awaited(self, module: int) -> list[Inserted]:
+    def awaited(self, module: int) -> list[Instruction]:
         """The host waits for the group's gradients."""
-        return [Inserted(WAIT, mark, stream=BY_HOST) for mark in self._marks.pop(module, [])]
+        return [Instruction(WAIT, mark, stream=BY_HOST) for mark in self._marks.pop(module, [])]
 
 
 def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
@@ -85,14 +85,14 @@ def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
     )
 
 
-def step_on_host(editor: Editor) -> None:
+def step_on_host(builder: ProgramBuilder) -> None:
     """Put the optimizer's step over this rank's parts into its phase, as work of the host."""
-    parts, prefix = editor.trace.optimized or (), f"cpu {optimizer_prefix(editor.trace.workload)}"
-    number = editor.last("optimizer")
-    editor.edit(
+    parts, prefix = builder.trace.optimized or (), f"cpu {optimizer_prefix(builder.trace.workload)}"
+    number = builder.last("optimizer")
+    builder.insert(
         number,
-        editor.program.runs[number].segment.stop,
-        Inserted(HOST, call=prefix),
-        Inserted(HOST, call=f"{prefix} parameter", share=float(len(parts))),
-        Inserted(HOST, call=f"{prefix} MiB", share=sum(each.tensor.bytes for each in parts) / MIB),
+        builder.program.runs[number].segment.stop,
+        Instruction(HOST, call=prefix),
+        Instruction(HOST, call=f"{prefix} parameter", share=float(len(parts))),
+        Instruction(HOST, call=f"{prefix} MiB", share=sum(each.tensor.bytes for each in parts) / MIB),
     )

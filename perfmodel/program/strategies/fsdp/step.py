@@ -22,9 +22,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.program.builder import Editor, vector
+from perfmodel.program.builder import ProgramBuilder, vector
 from perfmodel.program.gradient_clipping import clip_dtensors, share_infinities
-from perfmodel.program.program import HOST, RECORD, WAIT, Edit, Inserted, Members, PhaseRun, Program
+from perfmodel.program.program import HOST, RECORD, WAIT, Insertion, Instruction, Members, PhaseRun, Program
 from perfmodel.program.sharding import in_dtype
 from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.program.strategies.fsdp.gradient_accumulation import Accumulation, kept_dtype, with_fresh_gradients
@@ -40,29 +40,29 @@ from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, gradient_s
 COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
 
 
-def fsdp(editor: Editor, scenario: Scenario) -> Program:
+def fsdp(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.strategies.data_parallel`."""
-    plan, trace = plan_of(editor, scenario), editor.trace
-    kept = kept_dtype(editor, plan.dtypes.reduced)
+    plan, trace = plan_of(builder, scenario), builder.trace
+    kept = kept_dtype(builder, plan.dtypes.reduced)
     if kept is not None:
-        editor.program = with_fresh_gradients(editor.program)
-    program = editor.program
-    for edit in _Step(editor, plan, trace.first, program.first_runs, kept).edits():
-        editor.edit_first(edit.run, edit.event, *edit.instructions)
-    for edit in _Step(editor, plan, trace.steady, program.runs, kept).edits():
-        editor.edit(edit.run, edit.event, *edit.instructions)
-    share_infinities(editor)
-    clip_dtensors(editor)
-    add_dtensor_calls(editor, "zero_grad", "zero_grad")
+        builder.program = with_fresh_gradients(builder.program)
+    program = builder.program
+    for insertion in _Step(builder, plan, trace.first, program.first_runs, kept).insertions():
+        builder.insert_first(insertion.run, insertion.event, *insertion.instructions)
+    for insertion in _Step(builder, plan, trace.steady, program.runs, kept).insertions():
+        builder.insert(insertion.run, insertion.event, *insertion.instructions)
+    share_infinities(builder)
+    clip_dtensors(builder)
+    add_dtensor_calls(builder, "zero_grad", "zero_grad")
     if plan.offloads:
-        step_on_host(editor)
+        step_on_host(builder)
     else:
-        add_dtensor_calls(editor, "optimizer", optimizer_prefix(trace.workload))
-        zero_grad = editor.last("zero_grad")
+        add_dtensor_calls(builder, "optimizer", optimizer_prefix(trace.workload))
+        zero_grad = builder.last("zero_grad")
         freed = [each for group in plan.groups for each in _gradients_of(group)]
-        cleared = (Inserted(EventKind.FREE, each, stream=SCATTER) for each in freed)
-        editor.edit(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
-    return replace(editor.finish(), setup=tuple(wrapping(editor, plan)))
+        cleared = (Instruction(EventKind.FREE, each, stream=SCATTER) for each in freed)
+        builder.insert(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
+    return replace(builder.finish(), setup=tuple(wrapping(builder, plan)))
 
 
 def _gradients_of(group: Group) -> tuple[int, int]:
@@ -70,13 +70,13 @@ def _gradients_of(group: Group) -> tuple[int, int]:
     return group.storages.scattered, group.storages.gradient
 
 
-def _host_calls(what: str, parameters: int) -> list[Inserted]:
+def _host_calls(what: str, parameters: int) -> list[Instruction]:
     """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty.
     Those of a policy (casts, divisions) come on top.
     """
     return [
-        Inserted(HOST, call=f"fsdp {what} group"),
-        Inserted(HOST, call=f"fsdp {what} parameter", share=float(parameters)),
+        Instruction(HOST, call=f"fsdp {what} group"),
+        Instruction(HOST, call=f"fsdp {what} parameter", share=float(parameters)),
     ]
 
 
@@ -85,20 +85,20 @@ class _Step:
 
     def __init__(
         self,
-        editor: Editor,
+        builder: ProgramBuilder,
         plan: Plan,
         events: StepEvents,
         runs: Sequence[PhaseRun],
         kept_dtype: str | None,
     ) -> None:
-        self.editor, self.plan, self.events, self.runs = editor, plan, events, runs
-        self.groups, self.dtypes, self.sizes = plan.groups, plan.dtypes, Sizes(editor.trace, editor.ranks)
+        self.builder, self.plan, self.events, self.runs = builder, plan, events, runs
+        self.groups, self.dtypes, self.sizes = plan.groups, plan.dtypes, Sizes(builder.trace, builder.ranks)
         self.by_module = {group.module: group for group in plan.groups}
-        self._gradients = Accumulation(editor, gradient_storages(editor.trace, events), kept_dtype)
+        self._gradients = Accumulation(builder, gradient_storages(builder.trace, events), kept_dtype)
         self._ready = set(events.a[events.kind == EventKind.GRAD_READY].tolist())  # parameters that take a gradient
         self._entered = set(events.a[events.kind == EventKind.BLOCK_ENTER].tolist())  # modules that backward comes to
         self._last_backward = max((i for i, run in enumerate(runs) if run.phase == "backward"), default=-1)
-        self._edits: list[Edit] = []
+        self._insertions: list[Insertion] = []
         self._gathers: dict[int, int] = {}  # by module, of those begun and not yet copied out: the mark of the end
         self._whole: set[int] = set()  # modules whose parameters are unsharded
         self._parted: dict[int, int] = {}  # by module, of those shared by fewer ranks: the mark of that
@@ -106,15 +106,15 @@ class _Step:
         self._reducing: tuple[Group, int] | None = None  # whose reduced buffer lives on, and the mark of the end
         self._scattering: int | None = None  # the mark of the last end that backward's end has not awaited
         self._replicated: set[int] = set()  # modules whose scattered buffer lives until then
-        self._copies = Copies(editor)
+        self._copies = Copies(builder)
 
-    def edits(self) -> list[Edit]:
+    def insertions(self) -> list[Insertion]:
         for number, run in enumerate(self.runs):
             if run.phase == "forward":
                 self._forward(number, run)
             elif run.phase == "backward":
                 self._backward(number, run)
-        return self._edits
+        return self._insertions
 
     def _borders(self, run: PhaseRun, kinds: tuple[EventKind, ...]) -> list[tuple[int, int, int]]:
         """Position, kind and module of events in the run that enter or leave a group."""
@@ -123,9 +123,9 @@ class _Step:
         found = ((int(i), int(self.events.kind[i]), int(self.events.a[i])) for i in at.tolist())
         return [border for border in found if border[2] in self.by_module or border[2] == ROOT]
 
-    def _put(self, run: int, event: int, rows: Sequence[Inserted]) -> None:
+    def _put(self, run: int, event: int, rows: Sequence[Instruction]) -> None:
         if rows:
-            self._edits.append(Edit(run, event, tuple(rows)))
+            self._insertions.append(Insertion(run, event, tuple(rows)))
 
     # forward
 
@@ -142,50 +142,50 @@ class _Step:
                 rows = self._give_up_after_forward(group) if group is not None and group.reshards else []
                 self._put(number, at + 1, rows + (self._end_of_forward() if module == ROOT else []))
 
-    def _after_the_optimizer(self) -> list[Inserted]:
+    def _after_the_optimizer(self) -> list[Instruction]:
         rows = []
         for stream in (COPY_IN, GATHER):
-            mark = self.editor.mark()
-            rows += [Inserted(RECORD, mark), Inserted(WAIT, mark, stream=stream)]
+            mark = self.builder.mark()
+            rows += [Instruction(RECORD, mark), Instruction(WAIT, mark, stream=stream)]
         return rows
 
-    def _host(self, group: Group, what: str) -> list[Inserted]:
+    def _host(self, group: Group, what: str) -> list[Instruction]:
         """What the host does where a group is copied out, its gather included, wherever that was begun."""
         return [] if group.module in self._whole else _host_calls(what, len(group.parameters))
 
-    def _gather(self, group: Group) -> list[Inserted]:
+    def _gather(self, group: Group) -> list[Instruction]:
         """Begin to gather, unless that was begun ahead or the parameters are there."""
         if group.module in self._gathers or group.module in self._whole:
             return []
         among = self._sharing(group)
         shards = tuple(self.sizes.part(index, among.ranks) for index in group.parameters)
         whole = self.sizes.buffer(group.parameters)
-        copied, gathered = self.editor.mark(), self.editor.mark()
+        copied, gathered = self.builder.mark(), self.builder.mark()
         self._gathers[group.module] = gathered
         kind = StorageKind.PARAMETER
         cast, uncast = self._cast(group, shards)
         return [
             *(self._copies_wait(self._parted[group.module]) if group.module in self._parted else []),
             *cast,
-            Inserted(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(foreach_copy(shards, shards), "", stream=COPY_IN),
-            Inserted(RECORD, copied, stream=COPY_IN),
-            Inserted(WAIT, copied, stream=GATHER),
-            self.editor.blocking("all_gather", whole, GATHER, call="", among=among),
-            Inserted(RECORD, gathered, stream=GATHER),
+            Instruction(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
+            self.builder.launch(foreach_copy(shards, shards), "", stream=COPY_IN),
+            Instruction(RECORD, copied, stream=COPY_IN),
+            Instruction(WAIT, copied, stream=GATHER),
+            self.builder.blocking("all_gather", whole, GATHER, call="", among=among),
+            Instruction(RECORD, gathered, stream=GATHER),
             *uncast,
         ]
 
     def _sharing(self, group: Group) -> Members:
         """The ranks that hold the group's parameters together now."""
         fewer = self.plan.resharing if group.module in self._parted else None
-        return fewer or self.editor.among
+        return fewer or self.builder.among
 
-    def _prefetch(self, modules: Sequence[int]) -> list[Inserted]:
+    def _prefetch(self, modules: Sequence[int]) -> list[Instruction]:
         """Begin to gather these, one after another."""
         return [row for module in modules if module in self.by_module for row in self._gather(self.by_module[module])]
 
-    def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Inserted], list[Inserted]]:
+    def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Instruction], list[Instruction]]:
         """To the device, and into the dtype that is sent, where it is not the one that is kept, even of parts that are
         in it already; and the end of that.
         """
@@ -198,12 +198,12 @@ class _Step:
         from_dtype = None if group.module in self._parted else self.dtypes.kept
         kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
-            Inserted(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
-            self.editor.launch(foreach_copy(shards, kept), "launch", stream=COPY_IN),
+            Instruction(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
+            self.builder.launch(foreach_copy(shards, kept), "launch", stream=COPY_IN),
         ]
-        return begin, [Inserted(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
+        return begin, [Instruction(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
-    def _copy_out(self, group: Group, in_forward: bool = True) -> list[Inserted]:
+    def _copy_out(self, group: Group, in_forward: bool = True) -> list[Instruction]:
         """Wait for the gathered parameters and put them where they are used."""
         if group.module in self._whole:
             return []
@@ -211,16 +211,16 @@ class _Step:
         kind = StorageKind.PARAMETER
         before = self._kept
         rows = self._copies_wait(before[1]) if in_forward and before is not None else []
-        rows.append(Inserted(WAIT, self._gathers.pop(group.module)))
+        rows.append(Instruction(WAIT, self._gathers.pop(group.module)))
         parts = tuple(self.sizes.unsharded(index) for index in group.parameters)
         for storage, part in zip(group.unsharded, parts, strict=True):
-            rows.append(Inserted(EventKind.ALLOC, storage, part.bytes, holds=kind))
+            rows.append(Instruction(EventKind.ALLOC, storage, part.bytes, holds=kind))
         copy = split_copy(self.sizes.buffer(group.parameters), parts, self._sharing(group).ranks)
-        copied = self.editor.mark()
-        rows.append(self.editor.launch(copy, ""))
+        copied = self.builder.mark()
+        rows.append(self.builder.launch(copy, ""))
         if self._parted.pop(group.module, None) is not None:
             rows += self._free_parts(group)
-        rows.append(Inserted(RECORD, copied))
+        rows.append(Instruction(RECORD, copied))
         if in_forward:
             if before is not None:
                 rows.append(self._free_gathered(before[0]))
@@ -228,19 +228,19 @@ class _Step:
             return rows
         return [*rows, *self._copies_wait(copied), self._free_gathered(group)]
 
-    def _copies_wait(self, mark: int) -> list[Inserted]:
-        return [Inserted(WAIT, mark, stream=stream) for stream in (COPY_IN, GATHER)]
+    def _copies_wait(self, mark: int) -> list[Instruction]:
+        return [Instruction(WAIT, mark, stream=stream) for stream in (COPY_IN, GATHER)]
 
-    def _free_gathered(self, group: Group) -> Inserted:
-        return Inserted(EventKind.FREE, group.storages.gathered, stream=COPY_IN, holds=StorageKind.PARAMETER)
+    def _free_gathered(self, group: Group) -> Instruction:
+        return Instruction(EventKind.FREE, group.storages.gathered, stream=COPY_IN, holds=StorageKind.PARAMETER)
 
-    def _give_up(self, group: Group) -> list[Inserted]:
+    def _give_up(self, group: Group) -> list[Instruction]:
         if group.module not in self._whole:
             return []
         self._whole.discard(group.module)
-        return [Inserted(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.unsharded]
+        return [Instruction(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.unsharded]
 
-    def _give_up_after_forward(self, group: Group) -> list[Inserted]:
+    def _give_up_after_forward(self, group: Group) -> list[Instruction]:
         """But for a part, where fewer ranks share the parameters until backward."""
         among = self.plan.resharing
         if among is None:
@@ -250,17 +250,17 @@ class _Step:
         for part, index, freed in zip(group.parts, group.parameters, self._give_up(group), strict=True):
             own = self.sizes.part(index, among.ranks)
             rows += [
-                self.editor.launch(Operation("aten.clone.default", (own,), outputs=(own,)), "launch"),
-                Inserted(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
+                self.builder.launch(Operation("aten.clone.default", (own,), outputs=(own,)), "launch"),
+                Instruction(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
                 freed,
             ]
-        mark = self._parted[group.module] = self.editor.mark()
-        return [*rows, Inserted(RECORD, mark)]
+        mark = self._parted[group.module] = self.builder.mark()
+        return [*rows, Instruction(RECORD, mark)]
 
-    def _free_parts(self, group: Group) -> list[Inserted]:
-        return [Inserted(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.parts]
+    def _free_parts(self, group: Group) -> list[Instruction]:
+        return [Instruction(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.parts]
 
-    def _end_of_forward(self) -> list[Inserted]:
+    def _end_of_forward(self) -> list[Instruction]:
         if self._kept is None:
             return []
         group, copied = self._kept
@@ -283,7 +283,7 @@ class _Step:
                 self._put(number, at, self._after_backward(group, is_last))
         self._put(number, run.segment.stop, self._end_of_backward(done, is_last))
 
-    def _end_of_backward(self, done: set[int], is_last: bool) -> list[Inserted]:
+    def _end_of_backward(self, done: set[int], is_last: bool) -> list[Instruction]:
         """The turn of groups whose input takes no gradient, of which the root is the first; and what was gathered for
         a backward that did not come is given up.
         """
@@ -292,16 +292,16 @@ class _Step:
             if group.module not in done:
                 rows += self._after_backward(group, is_last)
             if self._scattering is not None:
-                rows.append(Inserted(WAIT, self._scattering))
+                rows.append(Instruction(WAIT, self._scattering))
                 self._scattering = None
             if group.module in self._replicated:
-                rows.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
+                rows.append(Instruction(EventKind.FREE, group.storages.scattered, stream=SCATTER))
             rows += self._copies.awaited(group.module)
             if group.module in self._gathers:
-                rows += [Inserted(WAIT, self._gathers.pop(group.module)), self._free_gathered(group)]
+                rows += [Instruction(WAIT, self._gathers.pop(group.module)), self._free_gathered(group)]
         return rows + self._await_reduction()
 
-    def _before_backward(self, group: Group) -> list[Inserted]:
+    def _before_backward(self, group: Group) -> list[Instruction]:
         """Gather, if that was not begun ahead; then begin with the group whose backward comes next."""
         rows = self._host(group, "gather") + self._gather(group) + self._copy_out(group, in_forward=False)
         if group.behind:
@@ -309,7 +309,7 @@ class _Step:
         before = self.groups.index(group)  # the root's backward is the first, and it is the last of them
         return rows + (self._gather(self.groups[before - 1]) if before else [])
 
-    def _after_backward(self, group: Group, reduces: bool) -> list[Inserted]:
+    def _after_backward(self, group: Group, reduces: bool) -> list[Instruction]:
         """Give the parameters up; in the last micro-batch, reduce the gradients, if any, and give them up too. The
         buffer that is reduced lives until the next group's turn.
         """
@@ -323,23 +323,23 @@ class _Step:
             return rows
         whole = in_dtype(self.sizes.buffer(parameters), self.dtypes.reduced)
         tensors, storages = self._gradients.take(parameters)
-        freed = [Inserted(EventKind.FREE, storage) for storage in storages]
-        ready, reduced = self.editor.mark(), self.editor.mark()
-        join = chunk_cat(tensors, whole, self.editor.ranks)
+        freed = [Instruction(EventKind.FREE, storage) for storage in storages]
+        ready, reduced = self.builder.mark(), self.builder.mark()
+        join = chunk_cat(tensors, whole, self.builder.ranks)
         self._reducing = (group, reduced)
-        shard = vector(whole.numel // self.editor.ranks, whole.dtype)
+        shard = vector(whole.numel // self.builder.ranks, whole.dtype)
         return [
             *rows,
             *_host_calls("reduce", len(parameters)),
-            Inserted(EventKind.ALLOC, group.storages.reduced, whole.bytes),
-            self.editor.launch(join, ""),
+            Instruction(EventKind.ALLOC, group.storages.reduced, whole.bytes),
+            self.builder.launch(join, ""),
             *freed[-2::-1],  # the list is cleared from its end; the last is held by a loop's variable
-            Inserted(RECORD, ready),
-            Inserted(WAIT, ready, stream=SCATTER),
-            Inserted(EventKind.ALLOC, group.storages.scattered, shard.bytes, stream=SCATTER),
-            *divided(self.editor, whole, self._divisors(whole.dtype)[0], SCATTER),
-            self.editor.blocking("reduce_scatter", whole, SCATTER, call=""),
-            Inserted(RECORD, reduced, stream=SCATTER),
+            Instruction(RECORD, ready),
+            Instruction(WAIT, ready, stream=SCATTER),
+            Instruction(EventKind.ALLOC, group.storages.scattered, shard.bytes, stream=SCATTER),
+            *divided(self.builder, whole, self._divisors(whole.dtype)[0], SCATTER),
+            self.builder.blocking("reduce_scatter", whole, SCATTER, call=""),
+            Instruction(RECORD, reduced, stream=SCATTER),
             *self._finish_reduction(group, shard, reduced, parameters),
             *freed[-1:],
             *self._give_up_sent(group, shard),
@@ -347,45 +347,45 @@ class _Step:
 
     def _finish_reduction(
         self, group: Group, shard: TensorSpec, reduced: int, parameters: Sequence[int]
-    ) -> list[Inserted]:
+    ) -> list[Instruction]:
         """Reduce the part among replicas, if there are several, on a stream of its own; and there, or else where it was
         scattered, divide and cast it, and copy it to the host. The last mark is awaited at the end of backward.
         """
-        stream, rows, replicas = SCATTER, list[Inserted](), self.plan.replicas
+        stream, rows, replicas = SCATTER, list[Instruction](), self.plan.replicas
         kept, is_cast = in_dtype(shard, self._kept_dtype(group)), self._is_cast(group, shard)
         self._scattering = reduced
         if replicas is not None:
-            scattered, self._scattering, stream = self.editor.mark(), self.editor.mark(), REDUCE
+            scattered, self._scattering, stream = self.builder.mark(), self.builder.mark(), REDUCE
             rows += [
-                Inserted(RECORD, scattered, stream=SCATTER),
-                Inserted(WAIT, scattered, stream=REDUCE),
-                self.editor.blocking("all_reduce", shard, REDUCE, among=replicas),
-                Inserted(RECORD, self._scattering, stream=REDUCE),
+                Instruction(RECORD, scattered, stream=SCATTER),
+                Instruction(WAIT, scattered, stream=REDUCE),
+                self.builder.blocking("all_reduce", shard, REDUCE, among=replicas),
+                Instruction(RECORD, self._scattering, stream=REDUCE),
             ]
             if is_cast or self.plan.offloads:
                 self._replicated.add(group.module)
-        more = divided(self.editor, shard, self._divisors(shard.dtype)[1], stream)
+        more = divided(self.builder, shard, self._divisors(shard.dtype)[1], stream)
         if is_cast:
             cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
             more += [
-                self.editor.launch(cast, "launch", stream=stream),
-                Inserted(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
+                self.builder.launch(cast, "launch", stream=stream),
+                Instruction(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
             ]
             if replicas is None:
-                more.append(Inserted(EventKind.FREE, group.storages.scattered, stream=SCATTER))
+                more.append(Instruction(EventKind.FREE, group.storages.scattered, stream=SCATTER))
         if self.plan.offloads:
             more += self._copies.to_host(group.module, parameters, stream)
         if more:
-            self._scattering = self.editor.mark()
-            more.append(Inserted(RECORD, self._scattering, stream=stream))
+            self._scattering = self.builder.mark()
+            more.append(Instruction(RECORD, self._scattering, stream=stream))
         return rows + more
 
-    def _give_up_sent(self, group: Group, shard: TensorSpec) -> list[Inserted]:
+    def _give_up_sent(self, group: Group, shard: TensorSpec) -> list[Instruction]:
         """The part of the gradients, as soon as its copies to the host have been issued."""
         is_cast = self._is_cast(group, shard)
         if not self.plan.offloads or (self.plan.replicas is not None and not is_cast):
             return []
-        return [Inserted(EventKind.FREE, group.storages.gradient if is_cast else group.storages.scattered)]
+        return [Instruction(EventKind.FREE, group.storages.gradient if is_cast else group.storages.scattered)]
 
     def _kept_dtype(self, group: Group) -> str:
         return self.dtypes.kept or self.sizes.tensor(group.parameters[0]).dtype
@@ -395,11 +395,11 @@ class _Step:
 
     def _divisors(self, dtype: str) -> tuple[float, float]:
         copies = 1 if self.plan.replicas is None else self.plan.replicas.ranks
-        return divisors(dtype, copies * self.editor.ranks)
+        return divisors(dtype, copies * self.builder.ranks)
 
-    def _await_reduction(self) -> list[Inserted]:
+    def _await_reduction(self) -> list[Instruction]:
         if self._reducing is None:
             return []
         group, mark = self._reducing
         self._reducing = None
-        return [Inserted(WAIT, mark), Inserted(EventKind.FREE, group.storages.reduced)]
+        return [Instruction(WAIT, mark), Instruction(EventKind.FREE, group.storages.reduced)]

@@ -218,7 +218,7 @@ def program(variant: Variant) -> Program:
 def first_step(made: Program) -> Program:
     """The first step as if it were the steady one."""
     trace = replace(made.trace, steady=made.trace.first)
-    return replace(made, trace=trace, runs=made.first_runs, edits=made.first_edits)
+    return replace(made, trace=trace, runs=made.first_runs, insertions=made.first_insertions)
 
 
 def ours(made: Program, *phases: str) -> list[str]:
@@ -249,7 +249,7 @@ def ours(made: Program, *phases: str) -> list[str]:
 
 def _roles(made: Program) -> dict[int, str]:
     """What storages that fully_shard asks for or gives up hold."""
-    inserted = [row for edit in made.edits for row in edit.instructions if row.kind == EventKind.ALLOC]
+    inserted = [row for insertion in made.insertions for row in insertion.instructions if row.kind == EventKind.ALLOC]
     found = {row.a: ROLES[row.stream, row.holds] for row in inserted if row.holds != StorageKind.TEMPORARY}
     events, gradients = made.trace.steady, set(gradient_storages(made.trace, made.trace.steady).values())
     allocated = set(events.a[events.kind == EventKind.ALLOC].tolist())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.program.builder import Editor
+from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import COLLECTIVE, HOST, Members, Program, single_device_program
 from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import TensorSpec
@@ -76,8 +76,8 @@ def test_a_phase_without_operators_costs_it_at_its_end() -> None:
     known = replace(known, parameters=(*known.parameters, frozen))
     empty = replace(known.steady.segments[-1], phase="zero_grad", start=known.steady.segments[-1].stop)
     steady = replace(known.steady, segments=(*known.steady.segments, empty))
-    editor = Editor(single_device_program(replace(known, steady=steady)), Members("dp", 2))
-    add_dtensor_calls(editor, "zero_grad", "zero_grad")
-    made = editor.finish()
+    builder = ProgramBuilder(single_device_program(replace(known, steady=steady)), Members("dp", 2))
+    add_dtensor_calls(builder, "zero_grad", "zero_grad")
+    made = builder.finish()
     assert shares(made) == {"dtensor zero_grad": 1, "dtensor zero_grad parameter": 3}
     assert made.instructions.kind[-2:].tolist() == [HOST, HOST]
