@@ -1,6 +1,7 @@
 """Which of the scenarios' own kernels are measured beside a collective or a receive that waits, and how ranks are told.
 
-How much a kernel is slowed follows from its waves of blocks, so kinds of operators (:mod:`calibrate.interconnect.contention`) say it
+How much a kernel is slowed follows from its waves of blocks, so kinds of operators
+(:mod:`calibrate.interconnect.contention`) say it
 only roughly; the kernels that carry a step are measured themselves. No torch in here.
 """
 

@@ -35,7 +35,8 @@ class Request:
     collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
     ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives and receives that
     wait, the most important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes:
-    over all collectives. nodes, rendezvous: see :class:`~calibrate.this_machine.launcher.Launch`. profile: when the calibration of the
+    over all collectives. nodes, rendezvous: see :class:`~calibrate.this_machine.launcher.Launch`. profile: when the
+    calibration of the
     profile that it is for began.
     """
 
@@ -97,7 +98,8 @@ class Found(BaseModel):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stages found, for :func:`~calibrate.interconnect.merging.merged`. transfers: empty unless that stage was asked for.
+    """What the stages found, for :func:`~calibrate.interconnect.merging.merged`. transfers: empty unless that stage
+    was asked for.
     topology: what ``nvidia-smi topo -m`` prints.
     """
 

@@ -67,7 +67,8 @@ class Case:
     """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
     what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
     lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
-    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.accuracy.choices`. layout: None on a card
+    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.accuracy.choices`. layout: None
+    on a card
     that was written before there were any. rank_peaks: see :func:`perfmodel.accuracy.rank_memory.rank_peaks`.
     measured_at: ISO 8601; empty in the earliest, which do not say.
     """

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import combinations, takewhile
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.scenario.scenario import workload_digest
+from perfmodel.scenario.scenario import MICRO_BATCHES, workload_digest
 
 if TYPE_CHECKING:
     from perfmodel.accuracy.card import Case
 
-MICRO_BATCHES = "parallelism.pp.micro_batches"
 SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy", MICRO_BATCHES)
 DEFAULT = "default"
 NEAR = 0.01  # measured values that lie no further apart are as good as each other

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.accuracy.choices import MICRO_BATCHES, Choice, alike, choices
+from perfmodel.accuracy.choices import Choice, alike, choices
 from perfmodel.prediction.figures_of_merit import samples_per_step
 from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.plots.palette import GRID, SIDE_STYLES, SIDES
+from perfmodel.scenario.scenario import MICRO_BATCHES
 from perfmodel.units import GIB
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.accuracy.card import Card, Case
-from perfmodel.accuracy.choices import MICRO_BATCHES
 from perfmodel.accuracy.strategies_plots import save_strategy_plots
 from perfmodel.report.plots.canvas import axes_or_new, save_figure
 from perfmodel.report.plots.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
+from perfmodel.scenario.scenario import MICRO_BATCHES
 from perfmodel.units import GIB, MS
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ ROUNDING = 1e-9  # relative; closer times are equal
 
 
 class RankFigures(NamedTuple):
-    """kernels, breakdown: see :class:`~perfmodel.prediction.prediction.Prediction`. busy_s, host_busy_s: seconds in which
+    """kernels, breakdown: see :class:`~perfmodel.prediction.prediction.Prediction`. busy_s, host_busy_s:
+    seconds in which
     the compute stream works, and the host.
     """
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction.pipeline_ranks import with_largest_memory
 from perfmodel.prediction.predict import predict_memories
+from perfmodel.scenario.scenario import MICRO_BATCHES
 from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.trace.store import TraceNotKeptError, only_kept_traces
 from perfmodel.trace.trace import StorageKind
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
 
 BATCH_SIZE = "batch.size"
-MICRO_BATCHES = "parallelism.pp.micro_batches"
 CHECKPOINTING = "training.activation_checkpointing"
 OPTIMIZER, FUSED = "optimizer.implementation", "fused"
 OF_ACTIVATIONS = (BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING)

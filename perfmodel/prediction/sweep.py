@@ -22,7 +22,6 @@ from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, on_r
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.progress import doing, shown
-from perfmodel.report.text.sweep import label
 from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
     assigned_keys,
@@ -39,6 +38,7 @@ from perfmodel.scenario.yaml_file import (
 SWEEP_VERSION = 1
 GPUS = "hardware.gpus"
 MOST_REASONS = 3  # in one error
+LONGEST_VALUE = 44
 
 
 @dataclass(frozen=True)
@@ -336,3 +336,21 @@ def _ranked(found: list[Configuration]) -> tuple[Configuration, ...]:
             rank, least_samples_per_s = place, outcome.samples_per_step / high_s
         ranked.append(replace(each, rank=rank))
     return (*ranked, *(each for each in found if each.outcome is None or each.reason is not None))
+
+
+def label(values: dict[str, Any]) -> str:
+    """``batch.size 8, precision fp32``."""
+    return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
+
+
+def value_text(value: Any) -> str:
+    """As it is written in YAML; of a long mapping or list both ends.
+
+    >>> value_text(None), value_text(150e9), value_text("amp-bf16")
+    ('null', '150000000000', 'amp-bf16')
+    """
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    half = LONGEST_VALUE // 2
+    return text if len(text) <= LONGEST_VALUE else f"{text[:half]}…{text[-half:]}"

@@ -84,7 +84,7 @@ def _powers(builder: ProgramBuilder) -> list[tuple[Put, TensorSpec]]:
 
 
 def _phases(builder: ProgramBuilder, phases: tuple[str, ...]) -> Iterator[tuple[Put, Trace, StepEvents, Segment]]:
-    """Those of the first step and of the steady one, with what insertions them."""
+    """Those of the first step and of the steady one, with what puts instructions into them."""
     program, trace = builder.program, builder.trace
     steps = ((program.first_runs, trace.first, builder.insert_first), (program.runs, trace.steady, builder.insert))
     for runs, events, insertion in steps:

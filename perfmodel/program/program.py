@@ -114,7 +114,8 @@ class Rebuild(NamedTuple):
 class Program:
     """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
 
-    insertions, first_insertions: of the steady and the first step, in order. extra_operations: what inserted launches run,
+    insertions, first_insertions: of the steady and the first step, in order. extra_operations:
+    what inserted launches run,
     numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
     what it replaces later. exchanges: messages that are sent and received together. in_flight: storages of which every
     micro-batch has its own, since others may run between its forward and its backward; what a phase of no micro-batch

@@ -30,7 +30,7 @@ from perfmodel.scenario import families
 # Format history
 # 1  first
 SCENARIO_VERSION = 1
-
+MICRO_BATCHES = "parallelism.pp.micro_batches"
 
 Count = Annotated[int, Field(ge=1, le=10**7, strict=True)]  # beyond, sizes of tensors overflow
 MicroBatches = Annotated[int, Field(ge=1, le=1024, strict=True)]  # each is simulated

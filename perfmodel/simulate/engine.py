@@ -67,7 +67,7 @@ def simulate_together(programs: Sequence[Program], works: Sequence[TimedStep], l
 
 
 class _Together:
-    """Ranks that run so many steps. after: how many of these follow the one that is reported of."""
+    """Ranks that run so many steps. after: how many of these follow the one that is reported."""
 
     def __init__(
         self, programs: Sequence[Program], works: Sequence[TimedStep], launch: Launch, steps: int, after: int = 0

@@ -5,7 +5,8 @@ it has arrived, its stream is free and what it waits for has happened. The host'
 
     issue = C + maximum.accumulate(held - C)             C: cumulative host cost
 
-and so is the compute stream's (:mod:`perfmodel.simulate.device_clock`). They meet where the host waits for the device (SYNC,
+and so is the compute stream's (:mod:`perfmodel.simulate.device_clock`). They meet where the host
+waits for the device (SYNC,
 a WAIT of the host's) and where it may not run further ahead (the launch queue is full). The device is run no further
 than the host needs to know, so that whatever is issued later still finds its place.
 
@@ -44,7 +45,7 @@ def _both(*marks: _Mark) -> _Mark:
 
 
 class HostClock:
-    """Issues steps one after another. after: how many follow the one that is reported of."""
+    """Issues steps one after another. after: how many follow the one that is reported."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class HostClock:
 
     @property
     def reported(self) -> slice:
-        """Entries of the step that is reported of."""
+        """Entries of the step that is reported."""
         stop = self.device.issued - self._after * len(self.work.position)
         return slice(stop - len(self.work.position), stop)
 
@@ -180,7 +181,7 @@ class HostClock:
             self._communicate_beside(position, stream, number)
 
     def _mark(self, stream: int) -> _Mark:
-        """All that the stream was given so far, and what it was reported to wait for."""
+        """All that the stream was given so far, and what it was given to wait for."""
         if stream == COMPUTE:
             return _Mark(self.device.issued - 1, self.device.awaited)
         last = [_Mark(-1, (self._last[stream],))] if stream in self._last else []

@@ -1,6 +1,7 @@
 """Data parallelism for real, in the forms people write: each makes gradients the ranks' mean before the optimizer runs.
 
-Here every rank holds all parameters, gradients and optimizer states; the forms that shard are in ``validate.strategies.fsdp``.
+Here every rank holds all parameters, gradients and optimizer states; the forms that shard are in
+``validate.strategies.fsdp``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Every rank runs its program on its own samples; gradients are averaged once a st
     flat      after backward one all-reduce of all gradients, copied into one buffer and back
     overlap   an all-reduce of each gradient as soon as it is ready, awaited after backward
     ddp       torch's DistributedDataParallel: buckets, copied into and out of, reduced as they fill
-    zero1     ddp, with an optimizer that steps over a share of the parameters (:mod:`perfmodel.program.strategies.zero1`)
-    zero2, 3  torch's fully_shard: parameters, gradients and states in parts (:mod:`perfmodel.program.strategies.fsdp.step`)
+    zero1     ddp, with its optimizer over a share of the parameters (:mod:`perfmodel.program.strategies.zero1`)
+    zero2, 3  fully_shard: parameters, gradients and states sharded (:mod:`perfmodel.program.strategies.fsdp.step`)
 
 A synchronous collective runs on the compute stream, an asynchronous one on its communicator's own, which first waits
 for the compute stream. NCCL averages while it reduces, so no division follows; DDP divides as it copies in.

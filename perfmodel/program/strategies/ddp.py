@@ -68,7 +68,10 @@ def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = Non
 
 
 def ddp(builder: ProgramBuilder, scenario: Scenario, modules: Sequence[WrappedModule] = ()) -> Program:
-    """The form ``ddp`` of :mod:`perfmodel.program.strategies.data_parallel`. modules: by default one, the whole model."""
+    """The form ``ddp`` of :mod:`perfmodel.program.strategies.data_parallel`.
+
+    modules: by default one, the whole model.
+    """
     is_static = scenario.parallelism.static_graph
     memory = [_wrap(builder, scenario, module) for module in modules or (_whole_model(builder),)]
     rebuild = Rebuild(

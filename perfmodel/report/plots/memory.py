@@ -27,7 +27,8 @@ ROOM = 1.18  # above the highest line, for its name
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates). Of ranks
-    that differ, one that the title names: see :func:`~perfmodel.prediction.pipeline_ranks.with_largest_memory`. A step that
+    that differ, one that the title names: see :func:`~perfmodel.prediction.pipeline_ranks.with_largest_memory`.
+    A step that
     does not fit is drawn as on a device without a limit. A line shows the most that this device can reserve: its memory
     less what the context and communicators take; far above a small step it would squeeze, words stand in its place.
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.accuracy.choices import MICRO_BATCHES
+from perfmodel.prediction.sweep import label, value_text
 from perfmodel.report.plots.canvas import axes_or_new, save_figure, spread_limits
 from perfmodel.report.plots.palette import CAPACITY, GRID, INK, SERIES
-from perfmodel.report.text.sweep import label, value_text
+from perfmodel.scenario.scenario import MICRO_BATCHES
 from perfmodel.units import GIB, MS, format_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from perfmodel.report.text.sweep import label
+from perfmodel.prediction.sweep import label
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from perfmodel.prediction.sweep import label, value_text
 from perfmodel.report.text.prediction import rendered
 from perfmodel.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
     from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
 
-LONGEST_VALUE = 44
 WIDEST = 1000  # of the table: never wrapped
 
 
@@ -36,24 +35,6 @@ def sweep_text(result: SweepResult) -> str:
     elif nearest := _nearest(result.unranked):
         lines += ["", nearest]
     return "\n".join(lines) + "\n"
-
-
-def label(values: dict[str, Any]) -> str:
-    """``batch.size 8, precision fp32``."""
-    return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
-
-
-def value_text(value: Any) -> str:
-    """As it is written in YAML; of a long mapping or list both ends.
-
-    >>> value_text(None), value_text(150e9), value_text("amp-bf16")
-    ('null', '150000000000', 'amp-bf16')
-    """
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    half = LONGEST_VALUE // 2
-    return text if len(text) <= LONGEST_VALUE else f"{text[:half]}…{text[-half:]}"
 
 
 def _table(result: SweepResult) -> Table:

@@ -1,6 +1,7 @@
 """Interpreter 2: what the caching allocator of one rank holds, request by request.
 
-The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.memory.allocator`: the model
+The program's allocations and frees, in the order of the host, go through :mod:`perfmodel.simulate.memory.allocator`:
+the model
 is built, the first step runs (it creates optimizer states and takes library workspaces), then steady steps until one
 needs no new segment. Assumes the default allocator settings, that nobody else asks it for memory, and that no block is
 given to ``record_stream`` (fully_shard gives none): what is freed serves its own stream again at once.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
-from perfmodel.report.text.sweep import sweep_text, value_text
+from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult, value_text
+from perfmodel.report.text.sweep import sweep_text
 
 GIB = 2**30
 
