@@ -1,7 +1,8 @@
 """How many times as long as an elementwise kernel operators take on a CPU: `python -m bench.cpu_times`.
 
-Both move as many bytes. They are measured on one core, and held against CPU_TIMES of perfmodel/cost/kernels/estimates.py. `--output FILE` keeps
-every sample. Reports, judges nothing.
+Both move as many bytes, on one core. The table holds measured times against CPU_TIMES of
+perfmodel/cost/kernels/estimates.py, which come from bench/results/cpu-times-xeon.json. `--output FILE` keeps every
+sample; `--measured FILE` prints the table of such a file. Reports, judges nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHAPES = ((512, 512), (2048, 2048))
 
 
 def operations(*shape: int) -> dict[str, Operation]:
-    """One of each name in CPU_TIMES; of each class of operators, one or two."""
+    """By the name that CPU_TIMES has for it, and the operator where that is a class of operators."""
     x = tensor("float32", *shape)
     indices, waves = x._replace(dtype="int64"), x._replace(dtype="complex64")
     some = tensor("float32", shape[0], 8)
@@ -81,7 +82,7 @@ def table(measured: dict[str, Any]) -> list[str]:
     lines = [f"{measured['device']}, torch {measured['torch']}, {measured['date']}", "times as long, supposed"]
     for each in measured["calls"]:
         times = median(each["samples_s"]) / median(each["elementwise_s"])
-        supposed = CPU_TIMES[each["name"].split()[0]]
+        supposed = CPU_TIMES.get(each["name"].split()[0], 1.0)
         lines.append(f"{times:8.1f} {supposed:8.1f}  {each['key'].removeprefix('aten.')}")
     return lines
 

@@ -2,8 +2,7 @@
 
 The constants of perfmodel/cost/kernels/dependent_steps.py come from calls of ``tuning``, whose times may be known when
 a constant or a factor of estimates.py is chosen. ``held_out`` was fixed, and its times predicted, before any of it was
-measured; no constant was changed afterwards. Whoever changes one because of a held-out call moves the call to
-``tuning``.
+measured; no constant was changed because of it. Whoever changes one moves the calls that asked for it to ``tuning``.
 """
 
 from __future__ import annotations
