@@ -56,7 +56,7 @@ SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks lo
 EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction are evenly spread
 
 PAIRING = ("_cdist_forward", "_pdist_forward")
-PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu
+PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu; no constant comes from distances
 
 # Of a factorisation: a panel's kernels, which wait for each other. One LU and two QR took 1.8 to 6.6 us.
 COLUMN_S = 3.5e-6
