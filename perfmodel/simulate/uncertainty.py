@@ -9,8 +9,8 @@ and stand in neither sum: below the step the half width holds (n t (1 - 1 / f))^
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
 the whole class. g: what scaling a key's time to another datasheet leaves open, a share of the logarithm of how much
-its roofline changes (:data:`~perfmodel.cost.kernels.scaling.SCALED_SPREAD`); all keys err alike, so these add up as they are.
-b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
+its roofline changes (:data:`~perfmodel.cost.kernels.scaling.SCALED_SPREAD`); all keys err alike, so these add up as
+they are. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
 decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the

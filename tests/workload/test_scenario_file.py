@@ -182,7 +182,9 @@ def test_what_was_set_is_kept_apart_from_what_it_changed() -> None:
     cases = (["hardware.provenance={}"], ["hardware.cache={}", "hardware.cache.code_miss_s=1"])
     for assignments in cases:
         changed = with_assignments(small_profile(), assignments)
-        assert changed.provenance["set"] == {key: value for key, _, value in (text.partition("=") for text in assignments)}
+        assert changed.provenance["set"] == {
+            key: value for key, _, value in (text.partition("=") for text in assignments)
+        }
         assert changed.original.provenance == {}
     with pytest.raises(PerfModelError, match=r"hardware\.provenance must be a mapping"):
         with_assignments(small_profile(), ["hardware.provenance=null"])
