@@ -1,6 +1,6 @@
 """How well operators whose kind no profile measured are estimated: `python -m bench.estimates PROFILE`.
 
-`--output FILE` measures the calls of bench/estimate_cases.py on the profile's kind of device and keeps every sample;
+`--output FILE` measures those calls of bench/estimate_cases.py that the file has not, and adds every sample to it;
 `--measured FILE` prints the table of such a file again, without a device. With neither, the predictions are printed
 alone. Reports, judges nothing.
 """
@@ -146,21 +146,22 @@ def _within(rows: Sequence[Row]) -> str:
 
 @click.command()
 @click.argument("profile_name", default="h200-sxm-x4")
-@click.option("--measured", type=click.Path(exists=True, path_type=Path), multiple=True, help="Result files to print.")
-@click.option("--output", type=click.Path(path_type=Path), help="Measure here, and write this result file.")
+@click.option("--measured", type=click.Path(exists=True, path_type=Path), help="A result file to print.")
+@click.option("--output", type=click.Path(path_type=Path), help="Measure here what this result file has not.")
 @click.option("--mark", type=click.Choice(["tuning", "held-out"]), help="These cases only.")
-def main(profile_name: str, measured: tuple[Path, ...], output: Path | None, mark: str | None) -> None:
+def main(profile_name: str, measured: Path | None, output: Path | None, mark: str | None) -> None:
     """Hold estimates by PROFILE_NAME against measured times."""
     profile = load_profile(find_profile(profile_name))
     rows = predicted(profile, [case for case in cases() if mark in (None, case.mark)])
-    contents = [json.loads(path.read_text()) for path in measured]
+    content = json.loads(measured.read_text()) if measured else {"calls": {}}
     if output is not None:
-        contents = [measure(rows, profile.device.kind)]
-        output.write_text(json.dumps(contents[0], indent=1) + "\n")
-    for content in contents:
+        known = json.loads(output.read_text())["calls"] if output.exists() else {}
+        content = measure([row for row in rows if kernel_key(row.case.operation) not in known], profile.device.kind)
+        content["calls"] = known | content["calls"]
+        output.write_text(json.dumps(content, indent=1) + "\n")
+    if "device" in content:
         print(f"{content['device']}, torch {content['torch']}, {content['date']}")
-    calls = {key: call for content in contents for key, call in content["calls"].items()}
-    print("\n".join(table(with_samples(rows, {"calls": calls}))))
+    print("\n".join(table(with_samples(rows, content))))
 
 
 if __name__ == "__main__":

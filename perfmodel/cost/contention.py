@@ -166,7 +166,7 @@ def _pause_s(interconnect: Interconnect) -> float:
 def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[float, float, float]:
     """compute_factor, communication_factor and tail_share of an operator of that kind, its pauses among its time."""
     pause_s = _pause_s(interconnect)
-    time_s = cost.time_s if cost.unscaled_s is None else cost.unscaled_s  # as couplings were measured
+    time_s = cost.time_s if cost.scaling is None else cost.scaling.warm.before_s  # as couplings were measured
     if time_s <= 0 or kind == LIST:  # measured with as many kernels as it has
         return _coupling(kind, time_s, interconnect, 0.0)
     compute, communication, tail = _coupling(kind, time_s, interconnect, pause_s)

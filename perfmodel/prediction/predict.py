@@ -73,7 +73,7 @@ def predict(
     found = predict_on(profile)
     idle = idle_settings(found, predict_on, doubted)
     warnings = (*found.warnings, *idle_warnings(scenario, profile, idle))
-    return replace(found, idle_settings=(*idle.ignored, *idle.own), warnings=warnings)
+    return replace(found, idle_settings=idle.ignored, own_settings=idle.own, warnings=warnings)
 
 
 def _predict(

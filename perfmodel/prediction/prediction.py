@@ -44,9 +44,10 @@ class Prediction:
     collective_provenance: share of the collectives' time alone by source (exact, curve, extrapolated), empty where
     there are none. communication_bytes: by
     group; of collectives, the sizes that nccl-tests counts, of messages (group ``pp``, or one for each two ranks) all
-    that the rank sends and receives. scaled_share: of the device's busy time, what kernels take whose measured times
-    were scaled to another datasheet. idle_settings: keys of ``--set`` that change nothing in the answer. assumptions:
-    what was not measured but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
+    that the rank sends and receives. scaled_share: of the device's busy time before it was scaled to another datasheet,
+    what follows the values that were changed. idle_settings: keys of ``--set`` that change the profile but nothing in
+    the answer. own_settings: those that set a value which the profile has anyway. assumptions: what was not measured
+    but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
     and their times contain; None at the full one. kernels: largest total first. model_flops: of the whole step over all
     ranks, per rank.
 
@@ -77,6 +78,7 @@ class Prediction:
     collective_provenance: dict[str, float] = field(default_factory=dict)
     scaled_share: float = 0.0
     idle_settings: tuple[str, ...] = ()
+    own_settings: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     clock: Clock | None = None
     warnings: tuple[str, ...] = ()

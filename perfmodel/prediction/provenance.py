@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
 from perfmodel.cost.host import AGAIN, missing_host_costs
 from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
-from perfmodel.cost.kernels.scaling import is_scaled
+from perfmodel.cost.kernels.scaling import before_scaling
 from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
@@ -55,9 +55,10 @@ def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
 
 
 def scaled_share(kernels: Sequence[KernelUse]) -> float:
-    """Share of the device's busy time that kernels take whose measured times were scaled to another datasheet."""
-    busy_s = sum(use.total_s for use in kernels) or 1.0
-    return sum(use.total_s for use in kernels if is_scaled(use.cost)) / busy_s
+    """Share of the device's busy time, before any scaling, that follows the datasheet values that were changed."""
+    calls = [(use.count, before_scaling(use.cost, use.mean_s)) for use in kernels]
+    busy_s = sum(count * each.before_s for count, each in calls) or 1.0
+    return sum(count * each.following_s for count, each in calls) / busy_s
 
 
 def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[str]:
@@ -65,7 +66,10 @@ def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Itera
     share, measured = scaled_share(kernels), profile.as_measured
     if share > 0 and measured is not None:
         changes, share_text = ", ".join(_datasheet_changes(measured, profile)), format_share(share)
-        yield f"kernels as near to their rooflines as measured, with {changes} (scales {share_text} of their time)"
+        yield (
+            f"kernels as near to their rooflines as measured, with {changes} (which {share_text} of the measured "
+            "device time follows)"
+        )
 
 
 def _datasheet_changes(measured: Profile, asked: Profile) -> Iterator[str]:

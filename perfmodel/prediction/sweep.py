@@ -21,6 +21,7 @@ from perfmodel.prediction.memory_text import refusal_text, shortage_text
 from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, on_rank
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
+from perfmodel.prediction.what_if import own_value_warnings
 from perfmodel.progress import doing, shown
 from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
@@ -172,7 +173,7 @@ def sweep(
                         scenario = scenario.model_copy(update={"hardware": hardware})
                     doubted = profile.provenance.get("set", {}).keys() - matter
                     prediction = predict(scenario, profile, exact=exact, allow_import=allow_import, doubted=doubted)
-                    matter |= doubted.difference(prediction.idle_settings)
+                    matter |= doubted.difference(prediction.idle_settings, prediction.own_settings)
                 except PerfModelError as error:
                     found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
                 except Exception as error:  # a defect must not lose what other configurations took long to find
@@ -297,10 +298,12 @@ def _configuration(values: dict[str, Any], prediction: Prediction) -> Configurat
         reason = (
             f"fits only with {retries} allocator retries a step, which wait for the device: its time is not predicted"
         )
-    return Configuration(values, None, _outcome(prediction), reason)
+    return Configuration(values, None, _outcome(prediction, values), reason)
 
 
-def _outcome(prediction: Prediction) -> Outcome:
+def _outcome(prediction: Prediction, values: Mapping[str, Any]) -> Outcome:
+    """What is kept of a prediction; that one of several values is the profile's own is no warning."""
+    varied_to_own = set(own_value_warnings(prediction.profile, values.keys() & set(prediction.own_settings)))
     memory = prediction.largest_memory
     complete = memory if memory is not None and memory.fits else None
     return Outcome(
@@ -318,7 +321,7 @@ def _outcome(prediction: Prediction) -> Outcome:
         capacity_bytes=prediction.profile.device.memory_bytes,
         bottleneck=prediction.bottleneck,
         assumptions=prediction.assumptions,
-        warnings=prediction.warnings,
+        warnings=tuple(text for text in prediction.warnings if text not in varied_to_own),
     )
 
 

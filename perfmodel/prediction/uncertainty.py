@@ -9,8 +9,8 @@ and stand in neither sum: below the step the half width holds (n t (1 - 1 / f))^
 n t: a key's total, s: its spread (repeats if exact, leave-one-out error if from a curve), T_class: all time of a class.
 The second term is what kernels of a class do in a step that they do not do alone (warmth of caches, clocks), shared by
 the whole class. g: what scaling a key's time to another datasheet leaves open, a share of the logarithm of how much
-it was scaled (:data:`~perfmodel.cost.kernels.scaling.SCALED_SPREAD`); all keys err alike, so these add up as they are.
-b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
+its roofline changes (:data:`~perfmodel.cost.kernels.scaling.SCALED_SPREAD`); all keys err alike, so these add up as
+they are. b: of a rank of a pipeline, its bubbles over its busy time. What it waits for there are, where devices
 decide, kernels of other ranks, on the step's critical path as its own are.
 
 Assumes: other ranks' kernels are of the same keys and classes, in the same proportions, so that their errors are the
@@ -59,7 +59,7 @@ def step_interval_s(
     classes = 0.0
     for family, members in groupby(uses, key=lambda use: _family(use.cost.kind)):
         classes += (sum(use.total_s for use in members) * IN_SITU.get(family, IN_SITU_OTHER)) ** 2
-    scaled_s = sum(use.total_s * scaling_spread(use.cost) for use in kernels)
+    scaled_s = sum(use.total_s * scaling_spread(use.cost, use.mean_s) for use in kernels)
     on_path = (1 + bubbles) ** 2 * (keys + classes + scaled_s**2 + clock_s**2)
     half_s = NORMAL_90 * math.sqrt(on_path + host_s**2 + wire_s**2)
     below_s = (1 + bubbles) * math.hypot(*(total_s * (1 - 1 / factor) for total_s, factor in rough))

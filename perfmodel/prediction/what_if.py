@@ -7,7 +7,7 @@ memory changes nothing for a step that waits for its host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from perfmodel.errors import PerfModelError
@@ -19,7 +19,7 @@ from perfmodel.scenario.yaml_file import settings_left_out
 
 class Idle(NamedTuple):
     """Keys of ``--set`` that change nothing, the other settings being as they are. ignored: the answer does not depend
-    on them. own: they have the value that the profile has anyway.
+    on them. own: they set a value that the profile has anyway.
     """
 
     ignored: tuple[str, ...] = ()
@@ -55,13 +55,20 @@ def idle_settings(
 
 
 def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[str]:
-    """A sentence for each setting that the answer does not depend on."""
+    """A sentence for each setting that changes nothing, with the reason."""
     values = profile.provenance.get("set", {})
     for key in idle.ignored:
         yield f"{key}={values[key]} changes nothing here: without it the step and its memory are the same"
+    yield from own_value_warnings(profile, idle.own)
     name = scenario.hardware.interconnect
     if name is not None and scenario.parallelism.ranks == 1:
         yield f"hardware.interconnect={name} changes nothing here: one rank talks to nobody"
+
+
+def own_value_warnings(profile: Profile, keys: Iterable[str]) -> Iterator[str]:
+    """A sentence for each of the keys, whose values the profile has without them."""
+    for key in keys:
+        yield f"{key}={profile.provenance['set'][key]} changes nothing: the profile has that value already"
 
 
 def _says_the_same(profile: Profile, other: Profile) -> bool:

@@ -41,7 +41,8 @@ def json_report(prediction: Prediction, fitting: Fitting | None = None) -> dict[
     repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
     are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source (``exact`` keys, fitted ``curve``,
     ``extrapolated`` beyond a curve's shapes, ``estimated`` without a measurement of the kind, ``roofline``), what of it
-    all was ``scaled`` to another datasheet, those of ``collectives``, and ``assumptions`` in words.
+    all, before scaling, follows changed values of the datasheet (``scaled``), those of ``collectives``, and
+    ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {

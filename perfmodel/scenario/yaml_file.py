@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def interconnect_in_use(scenario: Scenario, profile: Profile) -> str | None:
 
 def assigned_keys(assignments: Iterable[str]) -> list[str]:
     """What stands left of each ``=``."""
-    return [key for key, _ in map(parse_assignment, assignments)]
+    return [key for key, _ in map(_split_assignment, assignments)]
 
 
 def refuse_idle(option: str, keys: Iterable[str], in_use: Iterable[str | None]) -> None:
@@ -163,22 +162,31 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     >>> parse_assignment("batch.size=8"), parse_assignment("model.size=2.7b"), parse_assignment("x=80e9")
     (('batch.size', 8), ('model.size', '2.7b'), ('x', 80000000000.0))
     """
+    key, value = _split_assignment(text)
+    return key, _parsed(key, value)
+
+
+def _split_assignment(text: str) -> tuple[str, str]:
     is_kernel_key = "(" in text.partition("=")[0]  # and may hold '=' itself
     key, equals, value = text.rpartition("=") if is_kernel_key else text.partition("=")
     if not equals or not key.strip():
         raise PerfModelError(f"--set must read key=value (got {text!r}). For example --set batch.size=8.")
-    return key.strip(), parse_yaml(value, f"--set {key.strip()}")
+    return key.strip(), value.strip()
+
+
+def _parsed(key: str, text: str) -> Any:
+    return parse_yaml(text, f"--set {key}")
 
 
 def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
-    """The profile with the ``hardware.``... values of ``--set``, which its provenance then lists under ``set``.
+    """The profile with the ``hardware.``... values of ``--set``, whose texts its provenance then lists under ``set``.
 
     Raises
     ------
     PerfModelError
         If a key is unknown or a value breaks a rule.
     """
-    return _changed(profile, {key: value for key, value in map(parse_assignment, assignments) if _is_of_profile(key)})
+    return _changed(profile, {key: text for key, text in map(_split_assignment, assignments) if _is_of_profile(key)})
 
 
 def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> Iterator[tuple[str, Profile]]:
@@ -192,13 +200,15 @@ def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> 
             yield key, _changed(profile.original, {other: changes[other] for other in changes if other != key})
 
 
-def _changed(profile: Profile, changes: Mapping[str, Any]) -> Profile:
+def _changed(profile: Profile, changes: Mapping[str, str]) -> Profile:
+    """changes: values by key, as text."""
     if not changes:
         return profile
     data = profile.model_dump()
-    for key, value in changes.items():
+    for key, text in changes.items():
+        value = _parsed(key, text)
         refuse_not_finite(value, "--set", WRITE_NUMBER, key)
-        _assign(data, key.removeprefix("hardware."), deepcopy(value), key)
+        _assign(data, key.removeprefix("hardware."), value, key)
     try:
         asked = Profile.model_validate(data)
     except ValidationError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.cost.kernels.estimates import spread_of_factor
-from perfmodel.cost.kernels.kernel_cost import KernelCost, Source
+from perfmodel.cost.kernels.kernel_cost import KernelCost, ScaledTime, Scaling, Source
 from perfmodel.cost.routing import Route
 from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Coupling, Interconnect
 from perfmodel.hardware.profile import Cache, Launch, find_profile, load_profile
@@ -49,8 +49,9 @@ def test_scaling_names_what_differs_in_the_datasheet() -> None:
     changes = ["device.peak_flops_per_s.bf16=2e15", "device.l2_bytes=125829120", "device.peak_memory_bytes_per_s=8e12"]
     asked = with_assignments(known, [f"hardware.{change}" for change in changes])
     use = prediction().kernels[0]
-    scaled = replace(use, cost=use.cost._replace(unscaled_s=2.0, unscaled_cold_s=2.0), total_s=1.0)
-    kernels = [scaled, replace(use, total_s=3.0)]
+    before = ScaledTime(before_s=2.0, following_s=1.25, log_ratio=-1.0)
+    cost = use.cost._replace(time_s=1.0, cold_time_s=1.0, scaling=Scaling(before, before))
+    kernels = [replace(use, cost=cost, count=1, total_s=1.0), replace(use, total_s=3.0)]
     assert scaled_share(kernels) == 0.25
     (text,) = scaling_assumptions(kernels, asked)
     for part in ("8 TB/s instead of 4.8 TB/s", "2000 TFLOP/s instead of 989.5 TFLOP/s", "59.6 MiB instead of", "25 %"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.prediction.sweep import parse_vary, sweep
+from perfmodel.report.text.prediction import rendered, report
 from perfmodel.scenario.yaml_file import load_question, with_assignments
 from tests.places import ROOT
 
@@ -55,7 +56,43 @@ def test_the_profiles_own_values_leave_the_answer_as_it_is_to_the_last_bit() -> 
         measured.interval_s,
         measured.breakdown,
     )
-    assert (same.scaled_share, said_idle(same), len(same.idle_settings)) == (0, [], 3)
+    assert (same.scaled_share, said_idle(same), same.idle_settings) == (0, [], ())
+    assert same.own_settings == tuple(f"hardware.{text.partition('=')[0]}" for text in own)
+
+
+def test_a_setting_at_the_profiles_own_value_is_said_to_change_nothing_and_not_listed_as_a_change() -> None:
+    own, other = "hardware.device.peak_memory_bytes_per_s=4.8e12", "hardware.launch.latency_s=1e-2"
+    found = answer(ALONE, own, other)
+    assert [text for text in found.warnings if "has that value already" in text and text.startswith(f"{own} ")]
+    (listed,) = (line for line in rendered(report(found)).splitlines() if "changed by --set" in line)
+    assert listed == f"changed by --set: {other}"
+    assert "changed by --set" not in rendered(report(answer(ALONE, own)))
+
+
+def test_a_sweep_says_so_of_what_is_set_and_not_of_one_value_among_several() -> None:
+    key, own = "hardware.device.peak_memory_bytes_per_s", "hardware.device.peak_flops_per_s.bf16=989.5e12"
+    found = sweep(ALONE, parse_vary([f"{key}=4.8e12,8e12"]), [own]).configurations
+    for each in found:
+        assert each.outcome is not None
+        assert [text.partition("=")[0] for text in each.outcome.warnings if "that value already" in text] == [
+            own.partition("=")[0]
+        ]
+
+
+def test_settings_are_told_as_they_were_written() -> None:
+    for written in ("hardware.topology=null", "hardware.device.memory_bytes=80e9", "hardware.unstable=[a, 'b']"):
+        found = answer(ALONE, "hardware.launch.latency_s=1e-2", written)
+        assert found.profile.provenance["set"][written.partition("=")[0]] == written.partition("=")[2]
+        text = rendered(report(found)) + "".join(found.warnings)
+        assert f"{written} changes nothing" in text or f"hardware.launch.latency_s=1e-2, {written}" in text
+
+
+def test_what_follows_a_value_does_not_depend_on_how_far_it_is_changed() -> None:
+    """The share is of the time as measured: seconds that memory limits, of all."""
+    shares = [
+        answer(LARGE, f"hardware.device.peak_memory_bytes_per_s={value}").scaled_share for value in ("2.4e12", "7e12")
+    ]
+    assert shares[0] == pytest.approx(shares[1], rel=0.1)
 
 
 def test_a_setting_that_the_step_does_not_depend_on_is_said() -> None:

@@ -168,7 +168,7 @@ def test_assignments_change_the_profile() -> None:
     assert changed.kernels["aten.f(a, p=2)"].time_s == 2.0
     assert changed.gpus == 1  # hardware.gpus is the scenario's
     assert changed.provenance == {
-        "set": {"hardware.device.memory_bytes": 80e9, "hardware.kernels.aten.f(a, p=2).time_s": 2}
+        "set": {"hardware.device.memory_bytes": "80e9", "hardware.kernels.aten.f(a, p=2).time_s": "2"}
     }
 
 
@@ -176,7 +176,9 @@ def test_what_was_set_is_kept_apart_from_what_it_changed() -> None:
     cases = (["hardware.provenance={}"], ["hardware.cache={}", "hardware.cache.code_miss_s=1"])
     for assignments in cases:
         changed = with_assignments(small_profile(), assignments)
-        assert changed.provenance["set"] == dict(map(parse_assignment, assignments))
+        assert changed.provenance["set"] == {
+            key: value for key, _, value in (text.partition("=") for text in assignments)
+        }
         assert changed.original.provenance == {}
     with pytest.raises(PerfModelError, match=r"hardware\.provenance must be a mapping"):
         with_assignments(small_profile(), ["hardware.provenance=null"])

@@ -29,6 +29,7 @@ MEMORY_WAIT_S = 350e-9  # cumsum of 1024 rows of 65,536, 459 us; cummax of 8192 
 # Of a block, with what it does between two: cumsum of 1 to 8 rows of 128 to 2048. Of rows and lengths that had no say
 # (16 x 1024 to 65,536 x 128) six scans took 0.76 to 1.24 times what it makes of them.
 BARRIER_S = 150e-9
+ADDITION_S = 10e-12  # of one element to a place that others add to: two scatter_add, index_add and histc, 3 to 30 ps
 KERNEL_S = 2.5e-6  # of a kernel with little to do: 3 to 4 us by cumsum of one row, 14 us, and sort of 64 x 256, 26 us
 
 SCAN_THREADS = 512
@@ -41,7 +42,9 @@ FEW_SEGMENTS = 128  # fewer are sorted by value, all together, and then by segme
 SHORT_SORT_S_PER_BYTE, LONG_SORT_S_PER_BYTE = 4e-12, 25e-12
 SORT_KERNELS = 5
 SELECTING = ("topk", "kthvalue", "median", "nanmedian")
-NOT_SORTING = ("bincount", "histc", "unique_consecutive")  # one pass over the elements
+COUNTING, COMPARING = ("bincount", "histc"), ("unique_consecutive",)  # one pass over the elements
+ADDING = ("scatter_add", "index_add")
+SEARCHING = ("searchsorted", "bucketize")
 SELECT_S = 7e-12  # an element and pass of many blocks: topk of 5120 x 512, 152 us
 SELECT_KERNELS_PER_PASS, COLLECTING_KERNELS = 3, 10  # guesses, no measurement of theirs alone
 # Rows from which on several blocks select in one, by how many rows there are at most.
@@ -53,14 +56,19 @@ SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks lo
 EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction are evenly spread
 
 PAIRING = ("_cdist_forward", "_pdist_forward")
-PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu
+PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu; no constant comes from distances
 
-# Of a factorisation: a panel's kernels, which wait for each other. Two inverses, LU and QR took 0.9 to 6.6 us.
-COLUMN_S = 2e-6
-ITERATIONS = 18  # singular values of 512 x 512, 18 ms
-ITERATIVE = ("svd", "eig", "eigh", "lstsq", "matrix_exp")
-# Matrices up to so many columns: each block takes one. Guesses, no measurement.
-BATCHED_COLUMNS, BATCHED_ITERATIVE_COLUMNS = 128, 32
+# Of a factorisation: a panel's kernels, which wait for each other. One LU and two QR took 1.8 to 6.6 us.
+COLUMN_S = 3.5e-6
+ITERATIONS = 7  # of each column: two sets of singular values and one of eigenvalues, 18 to 36 us a column
+ITERATIVE = ("svd", "eig", "eigh", "lstsq")
+BATCHED_ITERATIVE_COLUMNS = 32  # matrices up to so many columns: each block takes one; a guess, no measurement
+# Batches are eliminated all at once, a block taking a matrix: four of 64 to 512 columns took 5.6 to 8.7 us a column.
+BATCHED_COLUMN_S = 7e-6
+ELIMINATING = ("inv", "lu_factor", "solve_ex", "det", "slogdet", "inverse", "lu_with_info")
+SUBSTITUTING = ("solve_triangular", "triangular_solve", "cholesky_solve", "lu_solve")
+EXPONENTIAL_KERNELS = 100  # of a matrix's exponential, products and choices between them: a guess, no measurement
+SUBSTITUTED_COLUMN_S = 0.3e-6  # of known triangles: solve_triangular of 1024 x 1024, 296 us
 EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of: LU of 8192 x 8192, 34 ms
 CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known: a guess, no measurement
 
@@ -72,14 +80,21 @@ def dependent_steps_s(operation: Operation, device: Device) -> float:
         return 0.0
     if kind == "linear_algebra":
         return factorisation_s(operation, device)
-    if device.kind != "cuda":
-        return 0.0
+    return _steps_s(operation, kind, x, device) if device.kind == "cuda" else 0.0
+
+
+def _steps_s(operation: Operation, kind: str, x: TensorSpec, device: Device) -> float:
+    name = operation.base_name.rstrip("_")
     if kind == "scan":
         casts = any(out.dtype != x.dtype for out in operation.outputs[:1])  # which is a kernel of its own
         return _scan_s(operation, _lines(operation, x), device) + (KERNEL_S if casts else 0.0)
     if kind == "sort":
-        return _order_s(operation.base_name, _lines(operation, x), device)
-    return _distances_s(operation, device) if operation.base_name in PAIRING else 0.0
+        return _order_s(name, _lines(operation, x), device)
+    if name in ADDING:
+        return operation.input_tensors()[-1].numel * ADDITION_S
+    if name in SEARCHING:
+        return _search_s(operation, device)
+    return _distances_s(operation, device) if name in PAIRING else 0.0
 
 
 class Lines(NamedTuple):
@@ -130,6 +145,14 @@ def scan_log_threads(rows: int, length: int) -> int:
     return min(max(wrapped, LEAST_SCAN_LOG_THREADS), MOST_SCAN_LOG_THREADS)
 
 
+def _search_s(operation: Operation, device: Device) -> float:
+    """A thread halves the sorted values for each value that it looks for, and waits for a load each time."""
+    first, second = operation.input_tensors()[:2]
+    wanted, values = (first, second) if operation.base_name == "bucketize" else (second, first)
+    turns = math.ceil(wanted.numel / (device.multiprocessors * THREADS_PER_MULTIPROCESSOR))
+    return turns * math.ceil(math.log2(max(values.shape[-1], 2))) * CACHE_WAIT_S
+
+
 def _distances_s(operation: Operation, device: Device) -> float:
     """Of pairs of rows: a block each, whose threads take the rows' elements in turns and add up what they found."""
     pairs, length = row_pairs(operation)
@@ -141,7 +164,9 @@ def _distances_s(operation: Operation, device: Device) -> float:
 def _order_s(name: str, lines: Lines, device: Device) -> float:
     if name in SELECTING:
         return _select_s(lines, name == "topk", device)
-    return 0.0 if name in NOT_SORTING else _sort_s(lines)
+    if name in COUNTING:
+        return lines.number * lines.length * ADDITION_S
+    return 0.0 if name in COMPARING else _sort_s(lines)
 
 
 def _sort_s(lines: Lines) -> float:
@@ -179,24 +204,37 @@ def _shares_rows(lines: Lines) -> bool:
 def factorisation_s(operation: Operation, device: Device) -> float:
     """Seconds of an operator of linear algebra: its columns' steps, or its arithmetic if that takes longer.
 
-    Matrices of a batch follow one another, unless they are so small that a block has room for one. Arithmetic: 2 m n
-    min(m, n) operations, ten times as many where it iterates. A CPU has the arithmetic alone.
+    Matrices of a batch follow one another, unless they are so small that a block has room for one; those that are
+    eliminated (LU, inverse, solution) need not. Arithmetic: 2 m n min(m, n) operations, ten times as many where it
+    iterates. A CPU has the arithmetic alone.
 
     >>> gpu = Device(kind="cuda", name="H200", memory_bytes=1, multiprocessors=132)
     >>> inverse = Operation("aten.linalg_inv_ex.default", (TensorSpec.parse("float32[10,512,512]"),))
     >>> round(factorisation_s(inverse, gpu), 5)
-    0.01024
+    0.00358
     """
     matrices = next((spec for spec in operation.input_tensors() if len(spec.shape) >= 2), None)
     if matrices is None:
         return 0.0
     *batch, rows, columns = matrices.shape
-    iterates = operation.base_name.rstrip("_").removeprefix("_").removeprefix("linalg_").startswith(ITERATIVE)
-    least, count = min(rows, columns), math.prod(batch)
+    name = operation.base_name.rstrip("_").removeprefix("_").removeprefix("linalg_")
+    iterates, least, count = name.startswith(ITERATIVE), min(rows, columns), math.prod(batch)
     flops = 2.0 * count * rows * columns * least * (10 if iterates else 1)
     if device.kind == "cpu":
         return flops / (device.peak_flops_per_s.get("fp32") or CPU_FLOPS_PER_S)
-    small = least <= (BATCHED_ITERATIVE_COLUMNS if iterates else BATCHED_COLUMNS)
-    turns = math.ceil(count / device.multiprocessors) if small else count
-    peak = device.peak_flops_per_s.get("fp32", math.inf)
-    return max(turns * least * COLUMN_S * (ITERATIONS if iterates else 1), flops / (EFFICIENCY * peak))
+    if name.startswith("matrix_exp"):
+        return EXPONENTIAL_KERNELS * KERNEL_S + flops / device.peak_flops_per_s.get("fp32", math.inf)
+    column_s = _columns_s(name, iterates, least, count, device)
+    return max(least * column_s, flops / (EFFICIENCY * device.peak_flops_per_s.get("fp32", math.inf)))
+
+
+def _columns_s(name: str, iterates: bool, columns: int, matrices: int, device: Device) -> float:
+    """Seconds of one column of all matrices of a batch."""
+    turns = math.ceil(matrices / device.multiprocessors)
+    if iterates:
+        return (turns if columns <= BATCHED_ITERATIVE_COLUMNS else matrices) * ITERATIONS * COLUMN_S
+    if name.startswith(SUBSTITUTING):
+        return turns * SUBSTITUTED_COLUMN_S
+    if name.startswith(ELIMINATING):
+        return min(turns * BATCHED_COLUMN_S, matrices * COLUMN_S)
+    return matrices * COLUMN_S

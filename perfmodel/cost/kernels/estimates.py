@@ -13,11 +13,11 @@ where it was itself. Elementwise operators are one kind: any of them tells of th
   between rows), to a factor of 10. Arithmetic that is not known no factor covers.
 
 The factors are guesses that are held against an H200 (bench/results/estimates-h200.json; `python -m bench.estimates
---measured` that file prints the table). All of the 30 calls that constants come from lie within them, and 38 of the 45
-calls that were held out: products 7 of 7, scans 8 of 8, sorts 7 of 8, indexing 3 of 5, transforms 3 of 3,
-factorisations 4 of 6, others 6 of 8. Outside are a histogram, scatters and searches that wait for each element (4 to 9
-times as long as estimated), factorisations of batches (from a fifteenth to 27 times as long), the gradient of distances
-and bicubic interpolation (13 and 16 times as long). On a CPU nothing holds the factors against measurements.
+--measured` that file prints the table). All of the 42 calls that constants come from lie within them, and 53 of the 57
+calls that were held out: products 7 of 7, scans 8 of 8, sorts 8 of 9, indexing 7 of 8, transforms 3 of 3,
+factorisations 14 of 14, others 6 of 8. Outside are bincount, which synchronises (8 times as long as estimated), a
+gather of whole columns (5 times), the gradient of distances (13 times) and bicubic interpolation (16 times). On a CPU
+nothing was held out.
 
 Arithmetic in float64, 8 bits and complex numbers runs on other units, or by other kernels, than any that products were
 measured on, and counts as not measured.
@@ -46,10 +46,9 @@ FACTORS: Mapping[str, float] = {
     "index": NEAR, "scan": MIDDLE, "fft": NEAR, "sort": MIDDLE, "linear_algebra": FAR, "other": FAR,
 }  # fmt: skip
 # How many times as long as an elementwise kernel of the same bytes: arithmetic limits them on a CPU, not memory.
-# By class, and by operator where one is unlike the others of its class. Guesses: no measurement of them is kept.
-CPU_TIMES: Mapping[str, float] = {
-    "scan": 20.0, "sort": 100.0, "fft": 8.0, "logcumsumexp": 300.0, "topk": 30.0, "scatter_add": 4.0,
-}  # fmt: skip
+# By class, and by operator where one is unlike the others of its class: the geometric mean of one or two operators at
+# 512 x 512 and 2048 x 2048 elements on one core of a Xeon, rounded (bench/results/cpu-times-xeon.json).
+CPU_TIMES: Mapping[str, float] = {"scan": 2.5, "sort": 70.0, "fft": 1.5, "logcumsumexp": 150.0, "topk": 30.0}
 # By curve: the parameter and the label that tell kinds of kernels apart which do not tell of each other.
 OWN_KINDS = {"pooling": ("slowness", "operator"), "batch_norm": ("passes", "kernel")}
 PRODUCTS = ("gemm", "convolution", "attention")

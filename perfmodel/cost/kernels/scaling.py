@@ -12,18 +12,19 @@ Bytes that a repeated call finds in the cache, a share h of them, count as CACHE
 them, and never as more than the new memory takes: they do not gain from a faster memory before it is as fast as the
 cache. A cache of another capacity holds another share.
 
-Assumes: the same kernels, as many multiprocessors, and efficiencies that a changed peak leaves as they are. Source of
-LIMITED and SCALED_SPREAD: bf16 products of the same shapes on H100 and B200, whose peaks differ 2.1 times: those that
-took more than 50 us on the H100 were 1.78 times as fast in the median, small ones as little as 1.03 times (a fifth of
-the logarithm of the peaks' ratio is lost in the median); copies on H100 and H200, 1.38 times as fast where the
-datasheet says 1.43 (Azure/AI-benchmarking-guide, BabelStream).
+Assumes: the same kernels, as many multiprocessors, and efficiencies that a changed peak leaves as they are. How much of
+a kernel does follow is not known, whether much of it is scaled or little: the standard deviation of ln t' is
+SCALED_SPREAD of |ln(R' / R)|. Source: products of the same shapes on H100 and B200, whose peaks differ 2.27 times, of
+which 90 % (bf16) and 94 % (TF32) are within the 90 % interval that this makes; bf16 ones that took 50 us or more were
+1.78 times as fast in the median, those under 20 us 1.19 times. LIMITED is a choice. Measured by: `python -m
+bench.what_if.kernels` (bench/results/what-if-kernels.txt).
 """
 
 from __future__ import annotations
 
 from math import log
 
-from perfmodel.cost.kernels.kernel_cost import KernelCost
+from perfmodel.cost.kernels.kernel_cost import KernelCost, ScaledTime, Scaling
 from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
 from perfmodel.cost.kernels.work import footprint_bytes
 from perfmodel.cost.l2_cache import held_share
@@ -32,7 +33,7 @@ from perfmodel.hardware.profile import Profile
 from perfmodel.trace.operation import Operation
 
 LIMITED = 0.5  # of the rate that well-tuned kernels sustain
-SCALED_SPREAD = 0.2  # standard deviation, of the logarithm of how many times as long a kernel takes
+SCALED_SPREAD = 0.3  # standard deviation of the logarithm of a kernel's time, of that of its roofline's ratio
 SHORTEST_S = 1e-9  # that a kernel takes without any gap
 CACHED = 0.5  # of what a byte from memory takes, one from the cache; H200: 4.3 TB/s and about twice that
 
@@ -62,37 +63,51 @@ def scaled_cost(
         return cost
     cost, launches_s = _with_gaps(cost, measured, asked)
 
-    def scaled_s(time_s: float, was_bytes: float, is_bytes: float) -> float:
+    def scaled(time_s: float, was_bytes: float, is_bytes: float) -> tuple[float, ScaledTime]:
         was_s = busy_time_s(operation, measured.device, matmul_tf32, was_bytes)
         is_s = busy_time_s(operation, asked.device, matmul_tf32, is_bytes)
         limited_s = min(max(time_s - launches_s, 0.0), was_s / LIMITED)
-        return time_s + limited_s * (is_s / was_s - 1) if limited_s > 0 else time_s
+        if limited_s <= 0 or is_s == was_s:
+            return time_s, ScaledTime(time_s, 0.0, 0.0)
+        return time_s + limited_s * (is_s / was_s - 1), ScaledTime(time_s, limited_s, log(is_s / was_s))
 
     held, will_be_held = (_held(cost, operation, each) for each in (measured, asked))
     was, is_now = (each.device.peak_memory_bytes_per_s or 1.0 for each in (measured, asked))
     was_bytes = _memory_bytes(cost, held, 1.0)
-    same_cache_s = scaled_s(cost.time_s, was_bytes, _memory_bytes(cost, held, is_now / was))
-    warm_s = scaled_s(cost.time_s, was_bytes, _memory_bytes(cost, will_be_held, is_now / was))
-    cold_s = max(scaled_s(cost.cold_time_s, cost.bytes, cost.bytes), same_cache_s)
+    same_cache_s, _ = scaled(cost.time_s, was_bytes, _memory_bytes(cost, held, is_now / was))
+    warm_s, warm = scaled(cost.time_s, was_bytes, _memory_bytes(cost, will_be_held, is_now / was))
+    cold_s, cold = scaled(cost.cold_time_s, cost.bytes, cost.bytes)
+    cold_s = max(cold_s, same_cache_s)
     warm_s = min(warm_s, cold_s)
     if (warm_s, cold_s) == (cost.time_s, cost.cold_time_s):
         return cost
-    return cost._replace(time_s=warm_s, cold_time_s=cold_s, unscaled_s=cost.time_s, unscaled_cold_s=cost.cold_time_s)
+    return cost._replace(time_s=warm_s, cold_time_s=cold_s, scaling=Scaling(warm, cold))
 
 
-def is_scaled(cost: KernelCost) -> bool:
-    """Whether the cost's times are those of another device than was measured."""
-    return cost.unscaled_s is not None
+def before_scaling(cost: KernelCost, mean_s: float) -> ScaledTime:
+    """A call that takes ``mean_s`` in a step, as it was before scaling: between warm and cold as its time now is.
 
+    A call that takes longer in a step than alone (a lowered clock, a collective at the same time) is taken to have done
+    so before. Where warm and cold ones take the same by now, it was a cold one.
 
-def scaling_spread(cost: KernelCost) -> float:
-    """The relative standard deviation that comes with scaling: SCALED_SPREAD of the logarithm of times as long.
-
-    >>> round(scaling_spread(KernelCost(2e-6, 0, "exact", "copy", 0, 1, "fp32", 1, 2e-6, 1e-6, 1e-6)), 3)
-    0.139
+    >>> scaling = Scaling(ScaledTime(4e-6, 0.0, 0.0), ScaledTime(8e-6, 6e-6, -0.7))
+    >>> cost = KernelCost(4e-6, 0, "exact", "copy", 0, 1, "fp32", 1, 5e-6, scaling)
+    >>> before_scaling(cost, 4.5e-6).following_s
+    3e-06
     """
-    pairs = (cost.time_s, cost.unscaled_s), (cost.cold_time_s, cost.unscaled_cold_s)
-    return SCALED_SPREAD * max((abs(log(now / was)) for now, was in pairs if was and now), default=0.0)
+    if cost.scaling is None:
+        return ScaledTime(mean_s, 0.0, 0.0)
+    range_s = cost.cold_time_s - cost.time_s
+    coldness = min(max((mean_s - cost.time_s) / range_s, 0.0), 1.0) if range_s > 0 else 1.0
+    times = zip(*cost.scaling, strict=True)
+    before_s, following_s, log_ratio = (warm + coldness * (cold - warm) for warm, cold in times)
+    longer = mean_s / (cost.time_s + coldness * range_s)
+    return ScaledTime(longer * before_s, longer * following_s, log_ratio)
+
+
+def scaling_spread(cost: KernelCost, mean_s: float) -> float:
+    """The relative standard deviation that scaling adds to a call that takes ``mean_s`` in a step."""
+    return SCALED_SPREAD * abs(before_scaling(cost, mean_s).log_ratio)
 
 
 def _with_gaps(cost: KernelCost, measured: Profile, asked: Profile) -> tuple[KernelCost, float]:

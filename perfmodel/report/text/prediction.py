@@ -269,17 +269,17 @@ def _provenance(prediction: Prediction) -> Text:
     shares = ", ".join(_shares(prediction.provenance, KERNEL_SOURCES))
     text = Text("\nwhere the numbers come from: ", style="cyan").append(shares or "nothing runs", style="default")
     if prediction.scaled_share > 0:
-        text.append(f"; {prediction.scaled_share:.1%} scaled to another datasheet".replace("%", " %"), style="default")
+        share = f"{prediction.scaled_share:.1%}".replace("%", " %")
+        text.append(f"; {share} of their time follows the changed datasheet", style="default")
     if prediction.collective_provenance:
         shares = ", ".join(_shares(prediction.collective_provenance, COLLECTIVE_SOURCES))
         text.append("\nof the collectives: ", style="cyan").append(shares, style="default")
     if prediction.assumptions:
         text.append(f"\nassuming {' and '.join(prediction.assumptions)}", style="yellow")
-    changed = prediction.profile.provenance.get("set")
+    settings = prediction.profile.provenance.get("set", {}).items()
+    changed = [f"{key}={value}" for key, value in settings if key not in prediction.own_settings]
     if changed:
-        text.append(
-            "\nchanged by --set: " + ", ".join(f"{key}={value}" for key, value in changed.items()), style="yellow"
-        )
+        text.append(f"\nchanged by --set: {', '.join(changed)}", style="yellow")
     return text
 
 

@@ -52,7 +52,8 @@ def test_sorts_grow_with_elements_and_bytes_of_the_keys() -> None:
     assert seconds("sort.default", X, -1) < seconds("sort.default", X, 0) / 4  # short rows, each within a block
     assert seconds("sort.stable", X, stable=True, dim=0) == seconds("sort.default", X, 0)
     assert seconds("_unique2.default", X) > seconds("sort.default", X, 1)
-    assert seconds("bincount.default", X) == 0
+    assert 0 < seconds("bincount.default", X) < seconds("sort.default", X, 0) / 5  # which counts and sorts nothing
+    assert seconds("unique_consecutive.default", X) == 0
 
 
 def test_selections() -> None:
@@ -63,11 +64,38 @@ def test_selections() -> None:
     assert seconds("median.default", X) > 50 * seconds("median.dim", X, 1)  # one block for all of it
 
 
-def test_small_matrices_of_a_batch_share_the_device_and_large_ones_compute() -> None:
-    small = [seconds("linalg_inv_ex.default", tensor("float32", count, 64, 64)) for count in (1, 132, 133)]
-    assert small[0] == small[1] == small[2] / 2
+def test_batches_are_eliminated_all_at_once_and_large_matrices_compute() -> None:
+    """A single matrix has kernels that work together on it; a device has room for 132 at once."""
+    one, few, full, more = (seconds("linalg_inv_ex.default", tensor("float32", n, 64, 64)) for n in (1, 2, 132, 133))
+    assert one == few / 2
+    assert few == full == more / 2
     large = [seconds("linalg_inv_ex.default", tensor("float32", n, n)) for n in (32768, 65536)]
     assert large[1] == pytest.approx(8 * large[0])
+
+
+def test_other_factorisations_take_one_matrix_after_the_other() -> None:
+    one, four = (seconds("linalg_qr.default", tensor("float32", n, 512, 128)) for n in (1, 4))
+    assert four == 4 * one
+    singular, eigen = (
+        seconds(f"{name}.default", tensor("float32", 512, 512)) for name in ("_linalg_svd", "_linalg_eigh")
+    )
+    assert singular == eigen > 4 * seconds("linalg_qr.default", tensor("float32", 512, 512))
+    substituted = seconds("linalg_solve_triangular.default", tensor("float32", 512, 512), tensor("float32", 512, 8))
+    assert substituted < seconds("linalg_qr.default", tensor("float32", 512, 512)) / 5
+
+
+def test_additions_and_searches() -> None:
+    x, indices = tensor("float32", 4096, 1024), tensor("int64", 4096, 1024)
+    added = seconds("scatter_add_.default", x, 1, indices, x)
+    assert (
+        added
+        == seconds("histc.default", x, 100)
+        == 2 * seconds("scatter_add_.default", x, 1, indices, x._replace(shape=(2048, 1024)))
+    )
+    assert seconds("gather.default", x, 1, indices) == 0
+    few, many = (seconds("searchsorted.Tensor", tensor("float32", n), x) for n in (2**5, 2**20))
+    assert many == pytest.approx(4 * few)  # as many halvings
+    assert seconds("bucketize.Tensor", x, tensor("float32", 2**5)) == few
 
 
 def test_distances_take_a_block_for_each_pair_of_rows() -> None:

@@ -13,7 +13,14 @@ from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.kernels.roofline import LAUNCH_FLOOR_S, busy_time_s
-from perfmodel.cost.kernels.scaling import CACHED, LIMITED, SCALED_SPREAD, is_scaled, scaled_cost, scaling_spread
+from perfmodel.cost.kernels.scaling import (
+    CACHED,
+    LIMITED,
+    SCALED_SPREAD,
+    before_scaling,
+    scaled_cost,
+    scaling_spread,
+)
 from perfmodel.cost.kernels.work import least_bytes
 from perfmodel.hardware.interconnect import TransferRecord
 from perfmodel.hardware.profile import Cache, Device, KernelRecord, Launch, Profile
@@ -66,7 +73,8 @@ def test_a_kernel_that_memory_limits_follows_bandwidth_alone() -> None:
     before = cost(ADD, known)
     after = cost(ADD, asked(known, memory=2))
     assert after.time_s - FLOOR_S == pytest.approx((before.time_s - FLOOR_S) / 2)
-    assert (after.unscaled_s, after.source) == (before.time_s, "exact")
+    assert after.scaling is not None
+    assert (after.scaling.warm.before_s, after.source) == (before.time_s, "exact")
     assert cost(ADD, asked(known, flops=2)) == before
 
 
@@ -117,7 +125,7 @@ def test_gaps_are_contained_in_times() -> None:
     known = profile(ADD, 250e-6)
     assert cost(ADD, asked(known, gap_s=0.0)).time_s == pytest.approx(249e-6)
     assert cost(ADD, asked(known, gap_s=3e-6)).time_s == pytest.approx(252e-6)
-    assert not is_scaled(cost(ADD, asked(known, gap_s=3e-6)))
+    assert cost(ADD, asked(known, gap_s=3e-6)).scaling is None
 
 
 def test_copies_to_the_host_do_not_follow_the_device() -> None:
@@ -138,9 +146,27 @@ def test_a_roofline_is_that_of_the_device_that_is_asked_about() -> None:
 
 def test_scaling_widens_what_is_not_known() -> None:
     known = at_efficiency(ADD, 1.0)
-    assert scaling_spread(cost(ADD, known)) == 0
+    assert scaling_spread(cost(ADD, known), 1e-3) == 0
     fourfold = cost(ADD, asked(known, memory=4))
-    assert scaling_spread(fourfold) == pytest.approx(SCALED_SPREAD * math.log(4), rel=0.05)
+    assert scaling_spread(fourfold, fourfold.cold_time_s) == pytest.approx(SCALED_SPREAD * math.log(4))
+
+
+def test_how_much_of_a_slow_kernel_follows_is_as_uncertain_as_of_a_fast_one() -> None:
+    """Far from its roofline little time is scaled, but whatever holds it may follow the datasheet as well."""
+    fast, slow = (cost(ADD, asked(at_efficiency(ADD, efficiency), memory=4)) for efficiency in (1.0, LIMITED / 5))
+    assert scaling_spread(slow, slow.time_s) == pytest.approx(scaling_spread(fast, fast.time_s))
+
+
+def test_of_a_call_in_a_step_is_known_what_it_took_before() -> None:
+    known = profile(SMALL_ADD, 5e-6, cold_time_s=7e-6)
+    after = cost(SMALL_ADD, asked(known, memory=0.5))
+    assert before_scaling(after, after.time_s).before_s == pytest.approx(5e-6)
+    assert before_scaling(after, after.cold_time_s).before_s == pytest.approx(7e-6)
+    slowed = before_scaling(after, 2 * after.cold_time_s)
+    assert slowed.before_s == pytest.approx(14e-6)
+    assert 0 < slowed.following_s <= slowed.before_s
+    unscaled = before_scaling(cost(SMALL_ADD, known), 6e-6)
+    assert (unscaled.before_s, unscaled.following_s) == (6e-6, 0)
 
 
 @given(efficiency=st.floats(0.01, 1.5), operation=st.sampled_from([ADD, SMALL_ADD, MM]))
