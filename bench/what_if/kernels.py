@@ -18,6 +18,7 @@ bench/results/what-if-kernels.txt is what this printed with TABLE.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import sys
@@ -32,7 +33,7 @@ from bench.what_if.__main__ import PROFILE, summary
 from calibrate.kernels import operators
 from calibrate.kernels.operators import tensor
 from perfmodel.cost.kernels.lookup import kernel_costs
-from perfmodel.cost.kernels.scaling import scaling_spread
+from perfmodel.cost.kernels.scaling import SCALED_SPREAD, scaling_spread
 from perfmodel.cost.kernels.work import least_bytes, model_flops
 from perfmodel.hardware.datasheets import Datasheet, find_datasheet
 from perfmodel.hardware.profile import Device, KernelRecord, Profile, find_profile, load_profile
@@ -49,6 +50,7 @@ L2_BYTES = {"A100 80GB": 40 << 20, "H100": 50 << 20}
 TYPES = {"bfloat16": "bf16xbf16->bf16", "float32": "f32xf32->f32"}
 H100, B200 = "sm_90", "sm_100_B200"
 TOKENS = re.compile(r'key: "(sm_\w+)"|\b([bmnk]): (\d+)|flops { key: "([^"]+)" value: (\d+)')
+FORMER_SPREAD = 0.2  # what SCALED_SPREAD was, of how much a time is scaled, before this was compared
 EDGES_S = (0.0, 20e-6, 50e-6, 1e-2)  # of times on the H100, by which TABLE is summarised
 
 Table = dict[tuple[str, str, tuple[int, ...]], float]
@@ -74,6 +76,11 @@ class Scaled(NamedTuple):
     @property
     def is_inside(self) -> bool:
         return abs(self.measured_s - self.scaled_s) <= NORMAL_90 * self.deviation_s
+
+    def is_inside_share(self, share: float) -> bool:
+        """Likewise, were the standard deviation that share of how much the time is scaled, not its roofline."""
+        deviation_s = share * abs(math.log(self.scaled_s / self.before_s)) * self.scaled_s
+        return abs(self.measured_s - self.scaled_s) <= NORMAL_90 * deviation_s
 
 
 def peaks_of(gpu: str, in_fp8: bool) -> Datasheet:
@@ -147,10 +154,16 @@ def products_on_b200(table: Table, dtype: str) -> Iterator[Scaled]:
 def summaries(kind: str, cases: Sequence[Scaled]) -> Iterator[str]:
     faster = sorted(case.before_s / case.measured_s for case in cases)
     least, most = faster[len(faster) // 20], faster[-1 - len(faster) // 20]
-    inside = [case.is_inside for case in cases if case.is_scaled]
+    scaled_ones = [case for case in cases if case.is_scaled]
+    inside = sum(case.is_inside for case in scaled_ones)
+    otherwise = [sum(case.is_inside_share(share) for case in scaled_ones) for share in (FORMER_SPREAD, SCALED_SPREAD)]
     yield summary(kind, [case.error for case in cases])
     yield f"  measured {statistics.median(faster):.2f} times as fast in the median (90 %: {least:.2f} to {most:.2f})"
-    yield f"  of {len(inside)} whose times changed {sum(inside)} are within the 90 % interval of scaling"
+    yield f"  of {len(scaled_ones)} whose times changed {inside} are within the 90 % interval of scaling"
+    yield (
+        f"  (it would hold {otherwise[0]} if it were {FORMER_SPREAD} of the logarithm of how much they were scaled, "
+        f"{otherwise[1]} if {SCALED_SPREAD})"
+    )
 
 
 def listed(title: str, cases: Sequence[Scaled]) -> Iterator[str]:

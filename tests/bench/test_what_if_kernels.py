@@ -62,3 +62,7 @@ def test_what_the_documentation_quotes_was_printed() -> None:
         error, bias, inside = (cell.strip().replace(" %", "%") for cell in row[5:8])
         places = [at for at, line in enumerate(lines) if f"median error {error}," in line]
         assert any(f"bias {bias}" in lines[at] and f"changed {inside} are" in lines[at + 2] for at in places)
+    formerly = [line for line in lines if "if it were 0.2" in line]
+    for inside in (84, 216):
+        assert f"{inside} " in documented
+        assert any(f"would hold {inside} " in line for line in formerly)
