@@ -24,7 +24,7 @@ from torch import nn
 from perfmodel.models.build import BLOCKS, HALF
 from perfmodel.models.step import AUTOCAST_DTYPES
 from perfmodel.scenario import families
-from perfmodel.scenario.stage_split import ParameterCounts, micro_batch_size, parts_of, pipeline_of
+from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
@@ -164,7 +164,7 @@ def cut(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
     PerfModelError
         If the scenario has no pipeline, or one into which the model cannot be cut.
     """
-    blocks_of = parts_of(scenario, parameter_counts(module, scenario))
+    blocks_of = blocks_of_stages(scenario)
     family = scenario.model.family or ""
     names, (blocks,) = NAMES[family], BLOCKS[family]
     ends = [sum(blocks_of[:number]) for number in range(len(blocks_of) + 1)]
@@ -179,29 +179,6 @@ def cut(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
             held = [*held, *names.head]
         made.append(PARTS[family](module, [*held, *names.every], scenario, is_first=is_first, is_last=is_last))
     return made
-
-
-def parameter_counts(module: nn.Module, scenario: Scenario) -> ParameterCounts:
-    """How many parameters embeddings, a block and the head of ``module`` have.
-
-    Raises
-    ------
-    PerfModelError
-        If the scenario has no pipeline, or its model is one that is not cut.
-    """
-    pipeline_of(scenario)
-    family = scenario.model.family or ""
-    names, (blocks,) = NAMES[family], BLOCKS[family]
-    return ParameterCounts(
-        embeddings=_count(module, names.embeddings),
-        block=_count(module, [f"{blocks}.0"]),
-        head=_count(module, names.head),
-    )
-
-
-def _count(module: nn.Module, names: Iterable[str]) -> int:
-    found = {id(each): each.numel() for name in names for each in module.get_submodule(name).parameters()}
-    return sum(found.values())
 
 
 def _untie(module: nn.Module, names: _Names) -> None:

@@ -14,8 +14,7 @@ from perfmodel.program.pipeline.orders import stages_of
 from perfmodel.program.pipeline.programs import PHASES
 from perfmodel.program.pipeline.schedules import Compute, rank_actions
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import pipeline_of
-from perfmodel.trace.store import blocks_of_stages
+from perfmodel.scenario.stage_split import blocks_of_stages, pipeline_of
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples

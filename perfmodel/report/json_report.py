@@ -10,8 +10,8 @@ from perfmodel.hardware.measurement import StepMemory
 from perfmodel.prediction.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
+from perfmodel.scenario.stage_split import blocks_of_stages
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from perfmodel.trace.store import blocks_of_stages
 
 if TYPE_CHECKING:
     from perfmodel.prediction.fitting import Fitting

@@ -1,28 +1,16 @@
-"""How a model is cut into the parts of a pipeline, how many repeated blocks each has. No torch.
+"""How a model is cut into the stages of a pipeline: how many repeated blocks each has. No torch.
 
 The modules themselves are made in ``models/stages.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario import families
+from perfmodel.scenario.parameter_counts import ParameterCounts, parameter_counts
 from perfmodel.scenario.scenario import PipelineSection, Scenario
 
 CUT_FAMILIES = ("gpt", "gpt2", "llama", "bert")  # stages.py knows their embeddings, blocks and head
-
-
-@dataclass(frozen=True)
-class ParameterCounts:
-    """Numbers of parameters. embeddings: of all before the blocks. block: of each. head: of all behind them, a matrix
-    that the whole model shares with the embeddings included.
-    """
-
-    embeddings: int
-    block: int
-    head: int
 
 
 def pipeline_of(scenario: Scenario) -> PipelineSection:
@@ -32,7 +20,7 @@ def pipeline_of(scenario: Scenario) -> PipelineSection:
     ------
     PerfModelError
         If there is none, if the model is one that is not cut, if micro-batches do not divide the batch, or if
-        ``layers`` does not have a number for each part.
+        ``layers`` does not have a number for each stage.
     """
     section, family = scenario.parallelism.pp, scenario.model.family
     if section is None:
@@ -56,27 +44,27 @@ def pipeline_of(scenario: Scenario) -> PipelineSection:
 
 
 def number_of_stages(section: PipelineSection) -> int:
-    """Parts of the model: torch's stages, of which each rank has ``virtual_stages``."""
+    """Return how many stages the model is cut into: torch's, of which each rank has ``virtual_stages``."""
     return section.stages * section.virtual_stages
 
 
 def micro_batch_size(scenario: Scenario) -> int:
-    """Samples of a micro-batch."""
+    """Return how many samples a micro-batch has."""
     return scenario.batch.size // pipeline_of(scenario).micro_batches
 
 
-def parts_of(scenario: Scenario, counts: ParameterCounts) -> tuple[int, ...]:
-    """Repeated blocks of each part, in order: ``parallelism.pp.layers``, or :func:`balanced` by ``counts``.
+def blocks_of_stages(scenario: Scenario) -> tuple[int, ...]:
+    """Return how many repeated blocks each stage has, in order: ``parallelism.pp.layers``, or :func:`balanced` ones.
 
     Raises
     ------
     PerfModelError
-        As :func:`pipeline_of`; and if ``layers`` does not add up to the model's, or there are fewer than parts.
+        As :func:`pipeline_of`; and if ``layers`` does not add up to the model's, or there are fewer than stages.
     """
     section = pipeline_of(scenario)
     blocks = families.resolved(scenario.model).layers or 0
     if section.layers is None:
-        return balanced(blocks, number_of_stages(section), counts)
+        return balanced(blocks, number_of_stages(section), parameter_counts(scenario))
     if sum(section.layers) != blocks:
         raise PerfModelError(
             f"parallelism.pp.layers must add up to the model's {blocks} blocks (got {sum(section.layers)}). Change it, "
@@ -85,23 +73,23 @@ def parts_of(scenario: Scenario, counts: ParameterCounts) -> tuple[int, ...]:
     return section.layers
 
 
-def balanced(blocks: int, parts: int, counts: ParameterCounts) -> tuple[int, ...]:
-    """Blocks of each part, at least one, such that the largest part has as few parameters as can be.
+def balanced(blocks: int, stages: int, counts: ParameterCounts) -> tuple[int, ...]:
+    """Return how many blocks each stage has, at least one, such that the largest has as few parameters as can be.
 
-    Embeddings count to the first part and the head to the last. One block after another goes to the part that is then
-    smallest. That is exact, as blocks are alike: when the part that is largest in the end took its last block, every
+    Embeddings count to the first stage and the head to the last. One block after another goes to the stage that is then
+    smallest. That is exact, as blocks are equal: when the stage that is largest in the end took its last block, every
     other would have become as large. Among equals the last takes it: it keeps activations of the fewest micro-batches.
 
     Parameters
     ----------
-    blocks, parts : int
+    blocks, stages : int
         Numbers of each.
     counts : ParameterCounts
 
     Raises
     ------
     PerfModelError
-        If there are fewer blocks than parts.
+        If there are fewer blocks than stages.
 
     Examples
     --------
@@ -110,17 +98,17 @@ def balanced(blocks: int, parts: int, counts: ParameterCounts) -> tuple[int, ...
     >>> balanced(12, 4, ParameterCounts(embeddings=2, block=1, head=3))
     (2, 4, 4, 2)
     """
-    if blocks < parts:
+    if blocks < stages:
         raise PerfModelError(
-            f"parallelism.pp.stages x virtual_stages must be at most the model's {blocks} blocks (got {parts} parts). "
-            "Use fewer, or more model.layers."
+            f"parallelism.pp.stages x virtual_stages must be at most the model's {blocks} blocks (got {stages} "
+            "stages). Use fewer, or more model.layers."
         )
-    found = [1] * parts
-    sizes = [counts.block] * parts
+    blocks_of = [1] * stages
+    sizes = [counts.block] * stages
     sizes[0] += counts.embeddings
     sizes[-1] += counts.head
-    for _ in range(blocks - parts):
-        smallest = min(reversed(range(parts)), key=sizes.__getitem__)
-        found[smallest] += 1
+    for _ in range(blocks - stages):
+        smallest = min(reversed(range(stages)), key=sizes.__getitem__)
+        blocks_of[smallest] += 1
         sizes[smallest] += counts.block
-    return tuple(found)
+    return tuple(blocks_of)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.scenario.scenario import workload_digest, workload_of
-from perfmodel.scenario.stage_split import ParameterCounts, micro_batch_size, number_of_stages, parts_of, pipeline_of
+from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, number_of_stages, pipeline_of
 from perfmodel.trace.trace import Trace, load_trace, save_trace
 
 if TYPE_CHECKING:
@@ -105,23 +105,8 @@ def check_stage(scenario: Scenario, number: int) -> None:
 
 
 def stage_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
-    """``part-1a2b3c4d5e6f``: the digest of :func:`stage_workload`. Needs torch unless ``layers`` are given."""
+    """``part-1a2b3c4d5e6f``: the digest of :func:`stage_workload`."""
     return f"part-{workload_digest(stage_workload(scenario, blocks_of_stages(scenario), number, split))}"
-
-
-def blocks_of_stages(scenario: Scenario) -> tuple[int, ...]:
-    """Repeated blocks of each part of the scenario's pipeline, in order.
-
-    Raises
-    ------
-    PerfModelError
-        If the model cannot be cut so; or torch, which counts parameters unless ``layers`` are given, is missing.
-    """
-    if pipeline_of(scenario).layers is not None:
-        return parts_of(scenario, ParameterCounts(embeddings=0, block=0, head=0))
-    with _torch_needed(scenario):
-        from perfmodel.tracing import stage
-    return stage.blocks_of_stages(scenario)
 
 
 def find_trace(name: str) -> Path | None:

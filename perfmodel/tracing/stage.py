@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +13,10 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import _backward
 
 from perfmodel.models.build import BLOCKS, build_module, make_inputs, repeated_blocks, replace_tensors
-from perfmodel.models.stages import boundary_tensors, cut, loss_of, parameter_counts
+from perfmodel.models.stages import boundary_tensors, cut, loss_of
 from perfmodel.models.step import AUTOCAST_DTYPES, Mark, make_optimizer, update
 from perfmodel.progress import doing
-from perfmodel.scenario.stage_split import micro_batch_size, number_of_stages, parts_of, pipeline_of
+from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, number_of_stages, pipeline_of
 from perfmodel.trace.store import check_stage, stage_workload
 from perfmodel.trace.trace import Boundary, BoundaryTensor, Parameter, StepEvents, StorageKind, Trace
 from perfmodel.tracing.autograd import blocks_reported, gradients_reported, modules_reported, nodes_reported
@@ -37,21 +36,6 @@ if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
 
 CPU = torch.device("cpu")  # of fake tensors
-
-
-def blocks_of_stages(scenario: Scenario) -> tuple[int, ...]:
-    """Repeated blocks of each part of the scenario's pipeline, in order."""
-    wanted = {"model", "batch", "parallelism", "hardware"}
-    return _blocks_of_stages(scenario.model_dump_json(include=wanted))
-
-
-@lru_cache(maxsize=64)
-def _blocks_of_stages(text: str) -> tuple[int, ...]:
-    from perfmodel.scenario.scenario import Scenario
-
-    scenario = Scenario.model_validate_json(text)
-    with torch.device("meta"):
-        return parts_of(scenario, parameter_counts(build_module(scenario), scenario))
 
 
 def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
@@ -92,11 +76,8 @@ def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
     check_stage(scenario, number)
     with no_garbage_collection():
         with torch.device("meta"):
-            module = build_module(scenario)
-            blocks = parts_of(scenario, parameter_counts(module, scenario))
-            part: Any = cut(module, scenario)[number]
-            del module
-        workload = stage_workload(scenario, blocks, number, split)
+            part: Any = cut(build_module(scenario), scenario)[number]
+        workload = stage_workload(scenario, blocks_of_stages(scenario), number, split)
         count_from_zero(part, scenario)
         recorder = Recorder(tuple((name, type(each).__name__) for name, each in part.named_modules()))
         fake_mode = FakeTensorMode()

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from perfmodel.models.build import build_module, make_inputs
-from perfmodel.models.stages import cut, loss_of, parameter_counts
+from perfmodel.models.stages import cut, loss_of
+from perfmodel.scenario import families
+from perfmodel.scenario.parameter_counts import ParameterCounts, parameter_counts
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import ParameterCounts
+from perfmodel.scenario.stage_split import CUT_FAMILIES
 
 SMALL = {"layers": 5, "width": 16, "heads": 2, "ffn_width": 32, "vocabulary": 50}
 NO_DROPOUT = {"gpt": {}, "gpt2": {"dropout": 0.0}, "llama": {"kv_heads": 1}, "bert": {"dropout": 0.0}}
@@ -87,23 +89,26 @@ def test_every_part_has_its_blocks():
     assert blocks == [{"0", "1"}, {"2"}, {"3", "4"}]
 
 
-@pytest.mark.parametrize(
-    ("family", "block", "ends"),
-    [
-        ("gpt", 4 * 16 * 16 + 2 * 16 * 32 + 2 * 16, (50 * 16 + 8 * 16, 16 + 16 * 50)),
-        ("gpt2", 4 * 16 * 16 + 2 * 16 * 32 + 9 * 16 + 32, (50 * 16 + 1024 * 16, 2 * 16 + 16 * 50)),
-        ("llama", 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 32 + 2 * 16, (50 * 16, 16 + 16 * 50)),
-        ("bert", 4 * 16 * 16 + 2 * 16 * 32 + 9 * 16 + 32, ((50 + 512 + 2 + 2) * 16, 16 * 16 + 3 * 16 + 50 * 16 + 50)),
-    ],
-)
-def test_counts_in_closed_form(family, block, ends):
-    """Of a shared matrix both, as parts have them."""
-    scenario = asked(family)
-    module = made(scenario)[0]
-    counts = parameter_counts(module, scenario)
-    assert counts == ParameterCounts(embeddings=ends[0], block=block, head=ends[1])
-    held = sum(parameter.numel() for part in cut(module, scenario) for parameter in part.parameters())
-    assert held == counts.embeddings + 5 * counts.block + counts.head
+MORE_POSITIONS = 5000  # than any family has by default
+SIZES = [(family, size) for family in CUT_FAMILIES for size in (None, *families.FAMILIES[family].sizes)]
+
+
+@pytest.mark.parametrize("length", [8, MORE_POSITIONS])
+@pytest.mark.parametrize(("family", "size"), SIZES)
+def test_parameters_counted_in_closed_form_are_those_of_the_modules(family, size, length):
+    model = {**SMALL, **NO_DROPOUT[family]} if size is None else {"size": size}
+    scenario = Scenario.model_validate(
+        {
+            "model": {"family": family, **model, "layers": 3},
+            "batch": {"size": 4, "sequence_length": length},
+            "parallelism": {"pp": {"stages": 3, "micro_batches": 2}},
+            "hardware": {"profile": "none"},
+        }
+    )
+    with torch.device("meta"):
+        stages = cut(build_module(scenario), scenario)
+    first, block, last = [sum(each.numel() for each in stage.parameters()) for stage in stages]
+    assert parameter_counts(scenario) == ParameterCounts(embeddings=first - block, block=block, head=last - block)
 
 
 def test_parts_can_be_made_without_data():

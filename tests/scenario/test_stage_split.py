@@ -1,4 +1,4 @@
-"""Blocks of each part against all ways to cut, and what cannot be cut."""
+"""Blocks of each stage against all ways to cut, and what cannot be cut."""
 
 import itertools
 import re
@@ -6,13 +6,13 @@ import re
 import pytest
 
 from perfmodel.errors import PerfModelError
+from perfmodel.scenario.parameter_counts import ParameterCounts
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import (
-    ParameterCounts,
     balanced,
+    blocks_of_stages,
     micro_batch_size,
     number_of_stages,
-    parts_of,
     pipeline_of,
 )
 from tests.refusals import refused
@@ -39,14 +39,14 @@ def largest(found, counts):
 
 
 @pytest.mark.parametrize("counts", [(0, 1, 0), (7, 2, 3), (0, 5, 12), (100, 1, 0), (4, 3, 4), (1, 10, 25)])
-@pytest.mark.parametrize("parts", [2, 3, 4, 5])
-def test_no_other_cut_has_a_smaller_largest_part(counts, parts):
+@pytest.mark.parametrize("stages", [2, 3, 4, 5])
+def test_no_other_cut_has_a_smaller_largest_stage(counts, stages):
     counts = ParameterCounts(*counts)
-    for blocks in range(parts, 11):
-        found = balanced(blocks, parts, counts)
-        cuts = itertools.combinations(range(1, blocks), parts - 1)
+    for blocks in range(stages, 11):
+        found = balanced(blocks, stages, counts)
+        cuts = itertools.combinations(range(1, blocks), stages - 1)
         others = [[b - a for a, b in itertools.pairwise((0, *cut, blocks))] for cut in cuts]
-        assert (sum(found), len(found), min(found) >= 1) == (blocks, parts, True)
+        assert (sum(found), len(found), min(found) >= 1) == (blocks, stages, True)
         assert largest(found, counts) == min(largest(other, counts) for other in others)
 
 
@@ -55,14 +55,21 @@ def test_equal_blocks_are_dealt_out_evenly_and_what_is_over_goes_to_the_end():
     assert balanced(7, 4, EVEN) == (1, 2, 2, 2)
 
 
-def test_virtual_stages_are_parts_too():
+def test_virtual_stages_are_stages_of_the_model_too():
     scenario = asked(virtual_stages=3, schedule="looped-bfs")
     assert number_of_stages(pipeline_of(scenario)) == 6
-    assert parts_of(scenario, ParameterCounts(1000, 1, 1000)) == (1,) * 6
+    assert blocks_of_stages(scenario) == (1,) * 6
 
 
 def test_layers_are_taken_as_given():
-    assert parts_of(asked(layers=[4, 2]), EVEN) == (4, 2)
+    assert blocks_of_stages(asked(layers=[4, 2])) == (4, 2)
+
+
+def test_embeddings_and_head_weigh_as_much_as_blocks_of_that_many_parameters():
+    # gpt tiny: a block has 4 x 64 x 64 + 2 x 64 x 256 + 2 x 64 = 49,280 parameters, a token 64 in the embeddings and 64 in the head.
+    assert blocks_of_stages(asked()) == (3, 3)
+    many = {"family": "gpt", "size": "tiny", "layers": 6, "vocabulary": 5 * 49_280 // 64}
+    assert blocks_of_stages(asked(model=many, stages=3)) == (1, 4, 1)
 
 
 def test_a_micro_batch_has_its_share_of_the_batch():
@@ -81,7 +88,7 @@ def test_a_micro_batch_has_its_share_of_the_batch():
 )
 def test_what_cannot_be_cut_is_told_in_a_sentence(scenario, named):
     with refused(*named):
-        parts_of(scenario, EVEN)
+        blocks_of_stages(scenario)
 
 
 def test_a_scenario_without_a_pipeline_and_an_image_model_are_refused():

@@ -13,11 +13,12 @@ from perfmodel.errors import PerfModelError
 from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.stages import cut, loss_of
 from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.stage_split import blocks_of_stages
 from perfmodel.trace import store
 from perfmodel.trace.store import get_stage_trace, stage_trace_name
 from perfmodel.trace.trace import EventKind, StorageKind, gradient_storages, load_trace, save_trace
 from perfmodel.tracing.recorder import Traits
-from perfmodel.tracing.stage import blocks_of_stages, make_stage, trace_stage
+from perfmodel.tracing.stage import make_stage, trace_stage
 from perfmodel.tracing.step import trace_step
 
 SMALL = {"layers": 5, "width": 16, "heads": 2, "ffn_width": 32, "vocabulary": 50}

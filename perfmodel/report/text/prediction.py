@@ -14,8 +14,7 @@ from perfmodel.prediction.memory_text import Row, memory_rows
 from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
-from perfmodel.scenario.stage_split import number_of_stages, pipeline_of
-from perfmodel.trace.store import blocks_of_stages
+from perfmodel.scenario.stage_split import blocks_of_stages, number_of_stages, pipeline_of
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 
 BAR_CELLS = 30
