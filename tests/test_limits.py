@@ -3,7 +3,7 @@
 import re
 
 from perfmodel import limits
-from tests.test_imports import ROOT
+from tests.places import ROOT
 
 
 def test_the_table_in_docs_lists_every_limit() -> None:

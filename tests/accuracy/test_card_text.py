@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfmodel.accuracy.card import Card, Case
 from perfmodel.accuracy.card_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
 from perfmodel.report.text.prediction import rendered
-from tests.accuracy.test_card import CARD, case
+from tests.accuracy.cards import CARD, case
 
 TWO = Card(
     (

@@ -10,7 +10,7 @@ from perfmodel.accuracy.card import accuracy_card
 from perfmodel.accuracy.comparison import predict_measured
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.scenario import Scenario
-from tests.test_imports import ROOT
+from tests.places import ROOT
 
 MEASURED = ROOT / "results/one-gpu-node/gpt-small-amp.json"
 

@@ -12,7 +12,7 @@ from perfmodel.accuracy.card_text import accuracy_markdown
 from perfmodel.accuracy.rank_memory import RankErrors, rank_errors, rank_memory_section, rank_peaks
 from perfmodel.hardware.measurement import Measurement, RankSamples, StepMemory
 from perfmodel.simulate.memory.walk import MemoryTimeline
-from tests.accuracy.test_card import measurement
+from tests.accuracy.cards import measurement
 from tests.report.synthetic import MIB, prediction
 
 MEMORY = prediction().memory

@@ -9,26 +9,7 @@ import pytest
 
 from perfmodel.accuracy.card import Case
 from perfmodel.accuracy.strategies import layout_of, strategy_groups
-from tests.accuracy import test_card
-
-FOUR = {"profile": "toy", "gpus": 4, "nodes": 1, "interconnect": "nvlink"}
-
-
-def scenario(strategy: str, hardware: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    section = {"dp": 4, "strategy": strategy, "gradient_as_bucket_view": False, "static_graph": False}
-    alone = {"dp": 1, "strategy": "none"}
-    known = {"name": strategy, "precision": "fp32", "batch": {"size": 2}}
-    if strategy == "none":
-        return known | {"parallelism": alone, "hardware": {"profile": "toy", "gpus": 1, "nodes": 1}} | changes
-    parallelism = section | changes.pop("parallelism", {})
-    return known | {"parallelism": parallelism, "hardware": hardware or FOUR} | changes
-
-
-def case(name: str, *arguments: Any, step: tuple[float, float] = (1.0, 1.0), **changes: Any) -> Case:
-    """step: measured and predicted, seconds."""
-    strategy, *rest = arguments or (name,)
-    sides = {"measured": {"step": step[0]}, "predicted": {"step": step[1]}}
-    return test_card.case(name, "own", "tuning", 0.0, layout=layout_of(scenario(strategy, *rest, **changes)), **sides)
+from tests.accuracy.strategy_cases import FOUR, case, scenario
 
 
 def labels(*cases: Case) -> list[list[str]]:

@@ -17,8 +17,7 @@ from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.prediction.predict import predict
 from perfmodel.scenario.scenario import Scenario
 from tests.accuracy.measured import measured
-from tests.accuracy.test_strategies import case
-from tests.accuracy.test_strategies_text import GROUP
+from tests.accuracy.strategy_cases import GROUP, case
 
 (TOGETHER,) = strategy_groups([replace(GROUP[0], split="held-out"), *GROUP[1:]])
 

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.card import Card
 from perfmodel.accuracy.card_text import accuracy_markdown
 from perfmodel.accuracy.strategies_text import strategies_section
-from tests.accuracy.test_strategies import case
-
-GIB = 2.0**30
-
-
-def with_memory(found: Case, measured: float, predicted: float) -> Case:
-    sides = {"measured": measured * GIB, "predicted": predicted * GIB}
-    return replace(found, **{side: getattr(found, side) | {"peak_allocated": value} for side, value in sides.items()})
-
-
-GROUP = (
-    with_memory(case("gpt-none", "none", step=(0.1, 0.1)), 3.0, 3.0),
-    with_memory(case("gpt-ddp", "ddp", step=(0.2, 0.204)), 4.0, 4.0),
-    with_memory(case("gpt-zero1", "zero1", step=(0.201, 0.203)), 2.0, 1.0),
-    case("gpt-zero2", "zero2", step=(0.3, 0.3)),
-    with_memory(case("gpt-zero3", "zero3", step=(0.4, 0.4)), 1.0, 1.5),
-)
+from tests.accuracy.strategy_cases import GROUP
 
 
 def test_whole() -> None:

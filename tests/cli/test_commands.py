@@ -9,67 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-import cli
 from perfmodel.accuracy.card import save_card
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, load_profile, save_profile
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.traces.chrome import save_chrome_trace
-from perfmodel.scenario.scenario import Scenario
-from tests.accuracy.test_card import CARD, measurement
+from tests.accuracy.cards import CARD, measurement
+from tests.cli.commands import TINY, Asked, failure, run, write_measurement
 from tests.places import ROOT, TESTS
 from tests.report.pipelines import with_larger_last
-from tests.report.synthetic import prediction
-from tests.report.text.test_prediction import WHOLE
-
-TINY = "name: toy\nmodel: {family: gpt, size: tiny}\nbatch: {size: 2, sequence_length: 16}\nhardware: {profile: toy.json}\n"
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
-
-
-def failure(*arguments: object) -> str:
-    """The one line on stderr of a command that must fail."""
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    return line
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a scenario and the profile it names."""
-    monkeypatch.chdir(tmp_path)
-    Path("toy.yaml").write_text(TINY)
-    device = Device(
-        kind="cuda",
-        name="Toy GPU",
-        memory_bytes=2**36,
-        peak_flops_per_s={"fp32": 67e12},
-        peak_memory_bytes_per_s=4.8e12,
-    )
-    save_profile(Profile(name="toy", device=device), Path("toy.json"))
-    return tmp_path
-
-
-@pytest.fixture
-def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Scenario, Profile, dict[str, Any]]]:
-    """The questions that commands ask, all answered with the same prediction."""
-    questions: list[tuple[Scenario, Profile, dict[str, Any]]] = []
-
-    def answer(scenario: Scenario, profile: Profile, **options: Any) -> Prediction:
-        questions.append((scenario, profile, options))
-        return prediction()
-
-    monkeypatch.setattr("perfmodel.prediction.predict.predict", answer)
-    monkeypatch.setattr("perfmodel.accuracy.comparison.predict", answer)
-    return questions
-
-
-Asked = list[tuple[Scenario, Profile, dict[str, Any]]]
+from tests.report.synthetic import WHOLE, prediction
 
 
 def test_predict_prints_the_table(asked: Asked) -> None:
@@ -122,12 +72,6 @@ def test_diff(asked: Asked, folder: Path) -> None:
     save_chrome_trace(prediction(), Path("t.json"))
     result = run("diff", "toy.yaml", "t.json")
     assert result.stdout.splitlines()[0].rstrip() == "predicted 38 us, in the trace 38 us: +0 ns, +0.0 %"
-
-
-def write_measurement(path: Path, **changes: Any) -> None:
-    known = {"model": {"family": "gpt", "size": "tiny"}, "batch": {"size": 2, "sequence_length": 16}, "hardware": {"profile": "toy.json"}}  # fmt: skip
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(measurement(scenario=known | changes).model_dump_json())
 
 
 def test_compare_prints_or_writes_the_card(asked: Asked, folder: Path) -> None:

@@ -12,10 +12,8 @@ import pytest
 from perfmodel.accuracy.card import save_card
 from perfmodel.hardware.measurement import save_measurement
 from perfmodel.trace import store
-from tests.accuracy.test_card import CARD, measurement
-from tests.cli.test_commands import TINY, Asked, asked, failure, folder, run, write_measurement
-
-__all__ = ["asked", "folder"]
+from tests.accuracy.cards import CARD, measurement
+from tests.cli.commands import TINY, Asked, failure, run, write_measurement
 
 
 @pytest.mark.parametrize("option", ["--trace", "--memory-snapshot", "--plot"])

@@ -21,7 +21,7 @@ from perfmodel.hardware.profile import CATALOG, Device, KernelRecord, Profile
 from perfmodel.report.plots.canvas import FORMATS, save_figure
 from perfmodel.report.traces.chrome import save_chrome_trace
 from perfmodel.report.traces.memory_snapshot import save_memory_snapshot
-from tests.accuracy.test_card import CARD, measurement
+from tests.accuracy.cards import CARD, measurement
 from tests.calibrate.kernels.operations import op, t
 from tests.places import ROOT
 from tests.report.synthetic import prediction

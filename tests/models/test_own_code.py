@@ -17,7 +17,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.trace.store import get_trace
 from perfmodel.tracing.step import trace_step
-from tests.test_imports import ROOT
+from tests.places import ROOT
 
 SOURCE = """
 import sys

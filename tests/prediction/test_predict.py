@@ -9,11 +9,10 @@ import pytest
 from perfmodel.accuracy.card import accuracy_card
 from perfmodel.accuracy.comparison import predict_measurements
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.interconnect import CallRecord, CollectiveSegment, Interconnect
+from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.hardware.measurement import Measurement
 from perfmodel.hardware.profile import (
     Cache,
-    Device,
     HostRecord,
     KernelRecord,
     Profile,
@@ -30,22 +29,10 @@ from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import StorageKind
 from tests.places import ROOT
+from tests.prediction.toys import DATA, DEVICE, HOST, PROFILE, RANKS, SCENARIO, wired, with_hardware, with_ranks
 from tests.refusals import refused
 
 SCENARIOS = ROOT / "scenarios"
-
-DEVICE = Device(
-    kind="cuda", name="Toy GPU", memory_bytes=2**36, peak_flops_per_s={"fp32": 1e15}, peak_memory_bytes_per_s=1e15
-)
-HOST = {"reference": HostRecord(time_s=2e-3, spread=0.2), "call": HostRecord(time_s=1e-5)}
-PROFILE = Profile(name="toy", device=DEVICE, host=HOST)
-DATA = {
-    "model": {"family": "gpt", "size": "tiny"},
-    "batch": {"size": 1, "sequence_length": 8},
-    "hardware": {"profile": "toy.json"},
-    "mode": "forward",
-}
-SCENARIO = Scenario.model_validate(DATA)
 
 
 def test_host_costs_are_scaled_to_the_host_s_speed() -> None:
@@ -134,27 +121,6 @@ def test_totals_of_kernels_add_up_to_the_busy_time() -> None:
     assert all(1e-3 * (1 - 1e-9) <= use.mean_s <= 3e-3 * (1 + 1e-9) for use in prediction.kernels)
 
 
-RANKS = {
-    "model": {"family": "gpt", "size": "tiny"},
-    "batch": {"size": 1, "sequence_length": 8},
-    "parallelism": {"dp": 4, "strategy": "ddp"},
-    "hardware": {"profile": "toy.json", "gpus": 4},
-}
-
-
-def wired(**wires: object) -> Profile:
-    """Four GPUs whose kernels take long, so that the host does not count."""
-    slow_device = DEVICE.model_copy(update={"peak_flops_per_s": {"fp32": 1e9}, "peak_memory_bytes_per_s": 1e9})
-    curve = CollectiveSegment(least_bytes=1, most_bytes=2**30, alpha_s=1e-3, beta_s_per_byte=1e-9)
-    made = Interconnect.model_validate({"backend": "nccl", "segments": {"all_reduce 4": [curve]}, **wires})
-    interconnects = {"wires": made}
-    return Profile(name="toy", device=slow_device, gpus=4, interconnects=interconnects, interconnect="wires")
-
-
-def with_hardware(**values: object) -> Scenario:
-    return Scenario.model_validate(RANKS | {"hardware": {"profile": "toy.json", "gpus": 4, **values}})
-
-
 def test_the_step_is_the_slowest_rank_s() -> None:
     profile = wired()
     alike, one_slow, all_slow = (
@@ -211,11 +177,6 @@ def test_the_communicator_of_the_ranks_takes_device_memory() -> None:
     assert without is not None
     assert beside is not None
     assert beside.device_bytes - without.device_bytes == 12
-
-
-def with_ranks(ranks: int, **hardware: object) -> Scenario:
-    asked = {"profile": "toy.json", "gpus": ranks, **hardware}
-    return Scenario.model_validate(RANKS | {"hardware": asked, "parallelism": {"dp": ranks, "strategy": "ddp"}})
 
 
 def test_more_gpus_than_were_measured_are_extrapolated_and_it_says_so() -> None:

@@ -33,8 +33,8 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.yaml_file import load_question, with_assignments
 from perfmodel.simulate.timeline import Communication
 from perfmodel.trace.trace import EventKind
+from tests.places import ROOT
 from tests.report.synthetic import prediction, profile, timeline
-from tests.test_imports import ROOT
 
 EXACT = CollectiveCost(1.0, 0.0, "exact", 0.0, 0.0)
 FAR = CollectiveCost(3.0, 0.0, "extrapolated", 0.0, 0.0)

@@ -10,7 +10,7 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.provenance import assumptions
 from perfmodel.prediction.support import check_supported
 from perfmodel.scenario.scenario import OptimizerSection, Scenario
-from tests.prediction.test_predict import RANKS, wired
+from tests.prediction.toys import RANKS, wired
 from tests.refusals import refused
 
 

@@ -12,7 +12,7 @@ from perfmodel.program.size import size_of, within_limits
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import load_question
 from perfmodel.trace.trace import EventKind
-from tests.test_imports import ROOT
+from tests.places import ROOT
 
 SHIPPED = ROOT / "scenarios"
 

@@ -22,8 +22,8 @@ from perfmodel.report.plots.timeline import busy_shares, plot_timeline
 from perfmodel.scenario.scenario import ParallelismSection
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.units import format_bytes
-from tests.accuracy.test_card import CARD
-from tests.prediction.test_predict import wired, with_ranks
+from tests.accuracy.cards import CARD
+from tests.prediction.toys import wired, with_ranks
 from tests.report.pipelines import pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, profile
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from perfmodel.prediction.sweep import Configuration, SweepResult
 from perfmodel.report.plots.sweep import plot_sweep_memory, plot_sweep_throughput, plot_sweep_time, save_sweep_plots
-from tests.report.text.test_sweep import GIB, RESULT, outcome
+from tests.report.sweeps import GIB, RESULT, outcome
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CAPS = SweepResult(

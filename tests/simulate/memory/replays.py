@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
 from perfmodel.simulate.memory.allocator import CachingAllocator, SegmentState
 
 
@@ -77,3 +78,16 @@ def recorded_segments(segments: list[dict]) -> list:
         )
         for segment in segments
     ]
+
+
+MIB = 2**20
+
+
+def h200(kernels: dict[str, KernelRecord] | None = None) -> Profile:
+    """What the recording machine had, without any measured kernel."""
+    return Profile(
+        name="test",
+        device=Device(kind="cuda", name="H200", memory_bytes=140 * 2**30, multiprocessors=132),
+        kernels=kernels or {},
+        memory=MemoryConstants(cublas_workspace_bytes=32 * MIB, cublaslt_workspace_bytes=MIB),
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
+from perfmodel.hardware.profile import KernelRecord
 from perfmodel.program.program import single_device_program
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.trace import EventKind
+from tests.simulate.memory.replays import h200
 from tests.tracing.recordings import recorded, traced
 
-MIB = 2**20
 TRANSFORMERS = [
     "bert-2layer-amp",
     "gpt-small2-amp",
@@ -20,16 +20,6 @@ TRANSFORMERS = [
     "gpt2-2layer-fp32",
     "llama-2layer-bf16",
 ]
-
-
-def h200(kernels: dict[str, KernelRecord] | None = None) -> Profile:
-    """What the recording machine had, without any measured kernel."""
-    return Profile(
-        name="test",
-        device=Device(kind="cuda", name="H200", memory_bytes=140 * 2**30, multiprocessors=132),
-        kernels=kernels or {},
-        memory=MemoryConstants(cublas_workspace_bytes=32 * MIB, cublaslt_workspace_bytes=MIB),
-    )
 
 
 def predicted(case: str, kernels: dict[str, KernelRecord] | None = None) -> MemoryTimeline:

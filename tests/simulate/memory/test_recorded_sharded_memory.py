@@ -17,8 +17,7 @@ from perfmodel.simulate.memory.allocator import BLOCK_BYTES, CachingAllocator
 from perfmodel.simulate.memory.columns import MemoryColumns
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from tests.places import TESTS
-from tests.simulate.memory.replays import recorded_places, recorded_segments, replay
-from tests.simulate.memory.test_recorded_memory import MIB, h200
+from tests.simulate.memory.replays import MIB, h200, recorded_places, recorded_segments, replay
 
 RECORDINGS = TESTS / "data" / "cuda_sharded"
 FULLY_SHARDED = ["tiny-zero2", "tiny-zero3", "tiny-zero3-clipped", "tiny-zero3-mixed", "tiny-zero3-offload"]

@@ -14,8 +14,8 @@ from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import EventKind, Parameter
 from tests.program.forms import trace
+from tests.program.strategies.fsdp.fsdp_scripts import program
 from tests.program.strategies.fsdp.recorded_fsdp import Variant
-from tests.program.strategies.fsdp.test_step import program
 
 
 def shares(made: Program, phase: str | None = None) -> Counter[str]:
