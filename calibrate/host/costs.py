@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -79,7 +80,7 @@ def measure_host(
 
 def _pieces(device: str, reference: HostReference, kept: HostPieces) -> list[tuple[str, str, Callable[[], None]]]:
     """Name, title and work of each, in the order in which they are measured: later ones need earlier ones' records."""
-    calls = _Calls(device, reference, kept)
+    calls = ExampleCalls(device, reference, kept)
 
     def note(measure: Callable[[], dict[str, HostRecord]]) -> Callable[[], None]:
         return lambda: kept.records.update(measure())
@@ -138,11 +139,17 @@ def measure_host_lists(trace: Trace, device: str, known: dict[str, HostRecord]) 
         return measure_trace_lists(trace, device, known, OperatorTimes(device, reference), reference)
 
 
-class _Calls:
+class ExampleCalls:
     """Times the example calls."""
 
-    def __init__(self, device: str, reference: HostReference, kept: HostPieces) -> None:
-        self.device, self.reference, self.kept = device, reference, kept
+    def __init__(
+        self,
+        device: str,
+        reference: HostReference,
+        kept: HostPieces,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.device, self.reference, self.kept, self._clock = device, reference, kept, clock
         self.times = OperatorTimes(device, reference, kept.operators_s, kept.note_operator)
         self._made: tuple[tuple[str, ...], list[Case]] | None = None
 
@@ -152,9 +159,9 @@ class _Calls:
         random.shuffle(cases)
         with self._mode(flags):
             for start in range(0, len(cases), GROUP):
-                self._sample_forward(cases[start : start + GROUP])
+                self.sample_forward(cases[start : start + GROUP])
                 if NO_GRAD not in flags:
-                    self._sample_backward(cases[start : start + GROUP])
+                    self.sample_backward(cases[start : start + GROUP])
         self.kept.keep(" ".join(flags), cases)
 
     def time_operators(self, flags: tuple[str, ...], number: int) -> None:
@@ -193,7 +200,7 @@ class _Calls:
         copies[0]()
         return Case(example.title, copies, observe(copies[0], with_grad, self.times.is_needed))
 
-    def _sample_forward(self, cases: list[Case]) -> None:
+    def sample_forward(self, cases: list[Case]) -> None:
         """The first round brings the code into the caches, as the first block of a model does.
 
         All rounds lie between two reference runs: these few milliseconds have one speed, and a run in between would
@@ -204,12 +211,12 @@ class _Calls:
             for case in cases:
                 synchronize(self.device)
                 forward = case.copies[:FORWARD_COPIES]
-                seconds, _ = timed(lambda: [call() for call in forward])  # noqa: B023
+                seconds, _ = timed(lambda: [call() for call in forward], self._clock)  # noqa: B023
                 if index > 0:
                     self.reference.note(case.forward_s, seconds / len(forward))
         self.reference.beat()
 
-    def _sample_backward(self, cases: list[Case]) -> None:
+    def sample_backward(self, cases: list[Case]) -> None:
         """All graphs are made before: a step does not alternate between forward and backward either."""
         cases = [case for case in cases if case.seen.nodes]
         graphs = [

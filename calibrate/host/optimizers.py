@@ -18,6 +18,7 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from calibrate.host.reference import FEW_LAYERS, HostReference, synchronize
 from calibrate.timing.host_stopwatch import WARM_UP, OperatorTimes, observe, record, timed
+from calibrate.timing.paired import Timings, paired_samples
 from calibrate.timing.samples import relative_spread
 from perfmodel.cost.host import list_key
 from perfmodel.hardware.profile import HostRecord
@@ -117,20 +118,18 @@ class _Bench:
         parameters = [nn.Parameter(torch.randn(shape, device=self.device).to(dtype)) for shape, dtype in shapes]
         loop = loop_of(prefix, parameters, self.device)
         before = torch.optim.AdamW(parameters).step if prefix == ZERO_GRAD else lambda: None
-        values_s: list[float] = []
-        self.reference.beat()
-        for index in range(WARM_UP + ROUNDS):
+
+        def one_round() -> Timings:
             give_gradients(parameters)
             self.reference.disturb(self.layers)
             before()
             synchronize(self.device)
-            seconds, _ = timed(loop)
-            if index >= WARM_UP:
-                self.reference.note(values_s, seconds)
-            self.reference.beat()
+            yield prefix, timed(loop)[0]
+
+        samples_s = paired_samples(self.reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)
         give_gradients(parameters)
         seen = observe(loop, backward=False, keeps_calls=self.times.is_needed)
-        return values_s, sum(self.times.total(work.calls) for work in seen.works)
+        return samples_s[prefix], sum(self.times.total(work.calls) for work in seen.works)
 
 
 def give_gradients(parameters: list[nn.Parameter]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -41,10 +41,22 @@ class HostReference:
         ``cuda`` or ``cpu``.
     reference_s : float, optional
         Seconds of a run at the speed that samples are brought to; by default, what a run takes now.
+    clock : callable
+        Returns the host's time in seconds.
+    work : callable, optional
+        Does the work of one run; by default the layer's step.
     """
 
-    def __init__(self, device: str, reference_s: float | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        reference_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        work: Callable[[], None] | None = None,
+    ) -> None:
         self._device = device
+        self._clock = clock
+        self._work = work or self._step
         self._layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, device=device)
         self._x = torch.randn(ROWS, LENGTH, WIDTH, device=device, requires_grad=True)
         self._gradient = torch.randn(ROWS, LENGTH, WIDTH, device=device)
@@ -64,9 +76,9 @@ class HostReference:
         with torch.enable_grad(), torch.autocast(self._device, enabled=False):
             for _ in range(LEAD_IN + runs):
                 synchronize(self._device)
-                began_s = time.perf_counter()
+                began_s = self._clock()
                 self._work()
-                found.append(time.perf_counter() - began_s)
+                found.append(self._clock() - began_s)
         return found[LEAD_IN:]
 
     def sample(self) -> float:
@@ -100,7 +112,7 @@ class HostReference:
         """Of all beats: their median, and how far the host's speed wandered."""
         return HostRecord(time_s=statistics.median(self.runs_s), spread=wander(self.runs_s), samples=len(self.runs_s))
 
-    def _work(self) -> None:
+    def _step(self) -> None:
         self._forward_and_backward()
         self._optimizer.step()
 

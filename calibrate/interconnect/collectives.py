@@ -22,7 +22,8 @@ import torch.distributed as dist
 from calibrate.host.reference import HostReference, synchronize
 from calibrate.timing.cuda_stopwatch import LONGEST_HOLD_S, MARGIN, SLACK_S, CudaStream, Stream
 from calibrate.timing.host_stopwatch import timed
-from calibrate.timing.samples import relative_spread
+from calibrate.timing.paired import Timings, paired_samples, timed_after_work
+from calibrate.timing.samples import call_record, relative_spread
 from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, collective_key
 from perfmodel.units import KIB, MIB
 
@@ -274,44 +275,34 @@ def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]
     Every rank measures at the same time. Before each call, or row, runs what a layer of a model runs, since a call
     after itself finds all it needs in the processor's caches, and in a step it does not.
     """
-    part, whole = torch.zeros(1024, device=device), torch.zeros(1024 * dist.get_world_size(), device=device)
+    shard, whole = torch.zeros(1024, device=device), torch.zeros(1024 * dist.get_world_size(), device=device)
     calls: dict[str, Callable[[bool], Any]] = {
-        "all_gather": lambda later: dist.all_gather_into_tensor(whole, part, async_op=later),
-        "reduce_scatter": lambda later: dist.reduce_scatter_tensor(part, whole, async_op=later),
-        "broadcast": lambda later: dist.broadcast(part, 0, async_op=later),
+        "all_gather": lambda later: dist.all_gather_into_tensor(whole, shard, async_op=later),
+        "reduce_scatter": lambda later: dist.reduce_scatter_tensor(shard, whole, async_op=later),
+        "broadcast": lambda later: dist.broadcast(shard, 0, async_op=later),
     }
-    samples_s: dict[str, list[float]] = {f"{name}{ending}": [] for name in calls for ending in ("", " async")}
-    for index in range(CALL_WARM_UP + CALL_ROUNDS):
-        reference.beat()
-        for name, samples in samples_s.items():
-            reference.disturb(1)
-            synchronize(device)
-            call, later = calls[name.removesuffix(" async")], name.endswith(" async")
-            seconds, work = timed(partial(call, later))
-            if later:
-                work.wait()
-            if index >= CALL_WARM_UP:
-                reference.note(samples, seconds)
-    reference.beat()
-    samples_s |= _rows(part, reference)
-    return {
-        name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
-        for name, values_s in samples_s.items()
-    }
+
+    def one_round() -> Timings:
+        for name, call in calls.items():
+            yield name, timed_after_work(partial(call, False), reference, device)[0]
+            seconds, work = timed_after_work(partial(call, True), reference, device)
+            work.wait()
+            yield f"{name} async", seconds
+
+    samples_s = paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)
+    samples_s |= _rows(shard, reference)
+    return {name: call_record(values_s) for name, values_s in samples_s.items()}
 
 
 def _rows(tensor: torch.Tensor, reference: HostReference) -> dict[str, list[float]]:
     """Samples of calls that come right after one like them, and of waiting for what they began."""
-    started_s: list[float] = []
-    ended_s: list[float] = []
-    for index in range(CALL_WARM_UP + CALL_ROUNDS):
-        reference.beat()
+
+    def one_round() -> Timings:
         reference.disturb(1)
         synchronize(tensor.device.type)
         begun = [timed(lambda: dist.broadcast(tensor, 0, async_op=True)) for _ in range(ROW)]
         waited_s = [timed(work.wait)[0] for _, work in begun]
-        if index >= CALL_WARM_UP:
-            reference.note(started_s, statistics.mean(seconds for seconds, _ in begun[1:]))
-            reference.note(ended_s, statistics.mean(waited_s[1:]))
-    reference.beat()
-    return {"broadcast async again": started_s, "wait again": ended_s}
+        yield "broadcast async again", statistics.mean(seconds for seconds, _ in begun[1:])
+        yield "wait again", statistics.mean(waited_s[1:])
+
+    return paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)

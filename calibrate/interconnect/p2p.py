@@ -29,7 +29,8 @@ from calibrate.interconnect.sizes import message_grid
 from calibrate.interconnect.sweeps import Sweeps
 from calibrate.this_machine.launcher import Ranks
 from calibrate.timing.host_stopwatch import no_collection, timed
-from calibrate.timing.samples import relative_spread
+from calibrate.timing.paired import Timings, paired_samples
+from calibrate.timing.samples import call_record
 from perfmodel.hardware.interconnect import MESSAGES, CallRecord, CollectiveRecord, ContentionRecord
 
 LADDER_S = 5.0  # for all passes over the sizes
@@ -133,24 +134,18 @@ def call_records(device: str, reference: HostReference, rank: int, ranks: int) -
     :func:`calibrate.interconnect.collectives.call_records`.
     """
     starts = _starts(device, rank, ranks)
-    samples_s: dict[str, list[float]] = {
-        f"{name}{what}{ending}": [] for name in starts for what in ("", " wait") for ending in ("", " again")
-    }
-    for index in range(CALL_WARM_UP + CALL_ROUNDS):
-        reference.beat()
+
+    def one_round() -> Timings:
         for name, start in starts.items():
             for count, ending in ((1, ""), (ROW, " again")):
                 reference.disturb(1)
                 synchronize(device)
                 started_s, waited_s = _row(start, count)
-                if index >= CALL_WARM_UP:
-                    reference.note(samples_s[f"{name}{ending}"], started_s)
-                    reference.note(samples_s[f"{name} wait{ending}"], waited_s)
-    reference.beat()
-    return {
-        name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
-        for name, values_s in samples_s.items()
-    }
+                yield f"{name}{ending}", started_s
+                yield f"{name} wait{ending}", waited_s
+
+    samples_s = paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)
+    return {name: call_record(values_s) for name, values_s in samples_s.items()}
 
 
 def _starts(device: str, rank: int, ranks: int) -> dict[str, Callable[[], Sequence[Any]]]:

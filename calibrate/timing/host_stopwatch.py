@@ -60,11 +60,11 @@ def record(values_s: list[float], base_s: float = 0.0, per: float = 1.0) -> Host
     return HostRecord(time_s=time_s, spread=spread, samples=len(values_s))
 
 
-def timed(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of one call, and what it returned (kept, so that freeing it is not timed)."""
-    began_s = time.perf_counter()
+def timed(function: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> tuple[float, Any]:
+    """Return the seconds of one call, and what it returned (which is kept, so that freeing it is not timed)."""
+    began_s = clock()
     result = function()
-    return time.perf_counter() - began_s, result
+    return clock() - began_s, result
 
 
 def time_backward(roots: list[torch.Tensor], device: str) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from perfmodel.hardware.interconnect import CallRecord
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -61,6 +63,11 @@ def relative_spread(values: Sequence[float]) -> float:
     """
     median = statistics.median(values) if len(values) > 1 else 0.0
     return statistics.stdev(values) / median if median > 0 else 0.0
+
+
+def call_record(values_s: Sequence[float]) -> CallRecord:
+    """Return the record of a host call: the median of its samples, and their spread."""
+    return CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
 
 
 def calls_per_sample(call_s: float, limits: Limits) -> int:

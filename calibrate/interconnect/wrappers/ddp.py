@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.host.reference import HostReference, synchronize
+from calibrate.host.reference import HostReference
 from calibrate.interconnect.wrappers.fsdp import sharded_records
 from calibrate.interconnect.wrappers.offload import offload_records
 from calibrate.interconnect.wrappers.pipeline import pipeline_records
 from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, linears, step_seconds
 from calibrate.timing.host_stopwatch import no_collection, timed
-from calibrate.timing.samples import relative_spread
+from calibrate.timing.paired import Timings, paired_samples, timed_after_work
+from calibrate.timing.samples import call_record, relative_spread
 from perfmodel.hardware.interconnect import REFERENCE, CallRecord
 
 COUNTS = (8, 64)  # parameters of the models that DDP is measured on
@@ -44,27 +45,20 @@ def _calls(device: str, reference: HostReference) -> dict[str, CallRecord]:
     def wait() -> None:
         works.pop().wait()
 
-    names: list[tuple[str, Callable[[], Any]]] = [
-        ("all_reduce", lambda: dist.all_reduce(tensor)),
-        ("all_reduce async", start),
-        ("wait", wait),
-    ]
-    samples_s: dict[str, list[float]] = {name: [] for name, _ in names}
-    for index in range(WARM_UP + ROUNDS):
-        reference.beat()
-        for name, call in names:
-            if name != "wait":  # which comes right after what it waits for
-                reference.disturb(1)
-                synchronize(device)
-            seconds, _ = timed(call)
-            if index >= WARM_UP:
-                reference.note(samples_s[name], seconds)
-    reference.beat()
-    return {name: _record(values_s) for name, values_s in samples_s.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(tensor),
+        "all_reduce async": start,
+        "wait": wait,
+    }
 
+    def one_round() -> Timings:
+        for name, call in calls.items():
+            # the wait comes right after what it waits for
+            seconds, _ = timed(call) if name == "wait" else timed_after_work(call, reference, device)
+            yield name, seconds
 
-def _record(values_s: list[float]) -> CallRecord:
-    return CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
+    samples_s = paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)
+    return {name: call_record(values_s) for name, values_s in samples_s.items()}
 
 
 def _ddp(device: str, reference: HostReference) -> dict[str, CallRecord]:

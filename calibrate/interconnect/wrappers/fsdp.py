@@ -2,19 +2,19 @@
 
 Groups of parameters, by models of few and many groups and parameters a group:
 
-    forward that gives parameters up - plain forward      = forward group x groups + forward parameter x parameters
-    backward that need not gather    - plain backward     = reduce group x groups + reduce parameter x parameters
-    backward that gathers            - one that need not  = gather group x groups + gather parameter x parameters
+    forward that frees parameters - plain forward         = forward group x groups + forward parameter x parameters
+    backward that need not gather - plain backward        = reduce group x groups + reduce parameter x parameters
+    backward that gathers         - one that need not     = gather group x groups + gather parameter x parameters
 
 Loops over parameters (optimizers, clipping, zero_grad), by few and many parameters:
 
-    over DTensors - over plain tensors of a rank's part = a + b x parameters
+    over DTensors - over plain tensors of a rank's shards = a + b x parameters
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +25,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from calibrate.host.optimizers import CLIP, IMPLEMENTATIONS, ZERO_GRAD, give_gradients, loop_of
-from calibrate.host.reference import HostReference, synchronize
+from calibrate.host.reference import HostReference
 from calibrate.interconnect.collectives import Wanted, collective_call
 from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, WIDTH, linears, step_seconds
 from calibrate.timing.host_stopwatch import timed
+from calibrate.timing.paired import Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import relative_spread
 from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.prediction.support import NOT_OVER_DTENSORS
@@ -39,74 +40,96 @@ COUNTS = (4, 32)  # parameters that loops run over
 LOOP_ROUNDS, LOOP_WARM_UP = 9, 2
 
 
-class _Step(NamedTuple):
-    """Median host seconds of one form of a model."""
+class StepTimes(NamedTuple):
+    """Median host seconds of forward and backward of one model, and their spread."""
 
     forward_s: float
     backward_s: float
     spread: float
 
     @classmethod
-    def of(cls, model: nn.Module, mesh: DeviceMesh, reference: HostReference) -> _Step:
+    def of(cls, model: nn.Module, mesh: DeviceMesh, reference: HostReference) -> StepTimes:
         forward_s, backward_s = step_seconds(model, mesh.device_type, reference)
         spread = max(relative_spread(forward_s), relative_spread(backward_s))
         return cls(statistics.median(forward_s), statistics.median(backward_s), spread)
 
 
+class ShapeTimes(NamedTuple):
+    """Times of the models of one shape.
+
+    Parameters
+    ----------
+    plain : StepTimes
+        Not sharded.
+    freeing : StepTimes
+        Sharded; groups are freed after forward, so that backward gathers them again.
+    keeping : StepTimes
+        Sharded; groups stay gathered until backward.
+    gathers_s, reductions_s : float
+        Seconds for which the collectives of all groups hold the host up by themselves, see :func:`blocked_s`.
+    """
+
+    plain: StepTimes
+    freeing: StepTimes
+    keeping: StepTimes
+    gathers_s: float
+    reductions_s: float
+
+
 def sharded_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
-    """Of ``fsdp ...`` and ``dtensor ...``; every rank of the world measures at the same time."""
+    """Return records of ``fsdp ...`` and ``dtensor ...``; every rank of the world measures at the same time."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    return _groups(mesh, reference) | _loops(mesh, reference)
+    return group_records([_shape_times(*shape, mesh, reference) for shape in MODELS]) | _loops(mesh, reference)
 
 
-def _groups(mesh: DeviceMesh, reference: HostReference) -> dict[str, CallRecord]:
-    plain: list[_Step] = []
-    gathering: list[_Step] = []
-    keeping: list[_Step] = []
-    gathers_s: list[float] = []
-    reductions_s: list[float] = []
-    for shape in MODELS:
-        for found, reshards in ((plain, None), (gathering, True), (keeping, False)):
-            found.append(_Step.of(_model(*shape, mesh, reshards), mesh, reference))
-        gathers_s.append(_blocked_s("all_gather", *shape, mesh, reference))
-        reductions_s.append(_blocked_s("reduce_scatter", *shape, mesh, reference))
+def _shape_times(groups: int, parameters: int, mesh: DeviceMesh, reference: HostReference) -> ShapeTimes:
+    plain, freeing, keeping = (
+        StepTimes.of(_model(groups, parameters, mesh, reshards), mesh, reference) for reshards in (None, True, False)
+    )
+    gathers_s, reductions_s = (
+        blocked_s(kind, groups, parameters, mesh, reference) for kind in ("all_gather", "reduce_scatter")
+    )
+    return ShapeTimes(plain, freeing, keeping, gathers_s, reductions_s)
+
+
+def group_records(shapes: Sequence[ShapeTimes]) -> dict[str, CallRecord]:
+    """Return what groups of parameters add to forward and backward, from times of the shapes of :data:`MODELS`."""
     rows = [(groups, groups * parameters) for groups, parameters in MODELS]
-    parts = {
-        "forward": [a.forward_s - b.forward_s - c for a, b, c in zip(gathering, plain, gathers_s, strict=True)],
-        "reduce": [a.backward_s - b.backward_s - c for a, b, c in zip(keeping, plain, reductions_s, strict=True)],
-        "gather": [a.backward_s - b.backward_s - c for a, b, c in zip(gathering, keeping, gathers_s, strict=True)],
+    added_s = {
+        "forward": [each.freeing.forward_s - each.plain.forward_s - each.gathers_s for each in shapes],
+        "reduce": [each.keeping.backward_s - each.plain.backward_s - each.reductions_s for each in shapes],
+        "gather": [each.freeing.backward_s - each.keeping.backward_s - each.gathers_s for each in shapes],
     }
-    spread = max(each.spread for each in (*gathering, *keeping))
+    spread = max(step.spread for each in shapes for step in (each.freeing, each.keeping))
     records: dict[str, CallRecord] = {}
-    for name, wanted_s in parts.items():
-        records |= line((f"fsdp {name} group", f"fsdp {name} parameter"), rows, wanted_s, spread, ROUNDS)
+    for name, values_s in added_s.items():
+        records |= line((f"fsdp {name} group", f"fsdp {name} parameter"), rows, values_s, spread, ROUNDS)
     return records
 
 
-def _blocked_s(kind: str, groups: int, parameters: int, mesh: DeviceMesh, reference: HostReference) -> float:
-    """Seconds for which the collectives of a model's groups hold the host up by themselves: on a CPU, where a call ends
-    when its collective has. A key holds what comes on top of these.
+def blocked_s(kind: str, groups: int, parameters: int, mesh: DeviceMesh, reference: HostReference) -> float:
+    """Return the seconds for which the collectives of a model's groups hold the host up by themselves.
+
+    They do on a CPU, where a call ends when its collective has ended. Keys hold what comes on top of these.
     """
     if mesh.device_type != "cpu":
         return 0.0
     size_bytes = parameters * WIDTH * WIDTH * torch.float32.itemsize
     call = collective_call(Wanted(kind, mesh.size(), "float32", size_bytes), mesh.get_group(), mesh.device_type)
-    samples_s: list[float] = []
-    for index in range(WARM_UP + ROUNDS):
-        reference.beat()
+
+    def one_round() -> Timings:
         seconds, _ = timed(lambda: [call() for _ in range(groups)])
-        if index >= WARM_UP:
-            reference.note(samples_s, seconds)
-    reference.beat()
-    return statistics.median(samples_s)
+        yield kind, seconds
+
+    return statistics.median(paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)[kind])
 
 
 def _model(groups: int, parameters: int, mesh: DeviceMesh, reshards: bool | None) -> nn.Module:
-    """reshards: whether groups are given up after forward; None for a model that is not sharded."""
+    """Build a model whose groups are freed after forward if it ``reshards``, or one that is not sharded for None."""
     model = nn.Sequential(*(linears(parameters, mesh.device_type) for _ in range(groups)))
     if reshards is not None:
-        for part in (*model, model):
-            fully_shard(part, mesh=mesh, reshard_after_forward=reshards)
+        for module in (*model, model):
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
     return model
 
 
@@ -116,47 +139,54 @@ def _loops(mesh: DeviceMesh, reference: HostReference) -> dict[str, CallRecord]:
     for prefix in LOOPS:
         wanted_s, spreads = [], []
         for count in COUNTS:
-            plain_s, sharded_s = _loop_seconds(prefix, count, mesh, reference)
-            blocked_s = _blocked_s("all_reduce", 1, 1, mesh, reference) if prefix == CLIP else 0.0
-            wanted_s.append(statistics.median(sharded_s) - statistics.median(plain_s) - blocked_s)
+            plain_s, sharded_s = _loop_seconds(prefix, count, mesh, reference).values()
+            held_up_s = blocked_s("all_reduce", 1, 1, mesh, reference) if prefix == CLIP else 0.0
+            wanted_s.append(statistics.median(sharded_s) - statistics.median(plain_s) - held_up_s)
             spreads.append(relative_spread(sharded_s))
         found |= line((f"dtensor {prefix}", f"dtensor {prefix} parameter"), rows, wanted_s, max(spreads), LOOP_ROUNDS)
     return found
 
 
-def _loop_seconds(prefix: str, count: int, mesh: DeviceMesh, reference: HostReference) -> list[list[float]]:
-    """Samples over plain tensors, and over DTensors."""
+def _loop_seconds(prefix: str, count: int, mesh: DeviceMesh, reference: HostReference) -> dict[str, list[float]]:
+    """Return samples of a loop over ``plain`` tensors and over ``sharded`` ones, in this order."""
     device = mesh.device_type
-    samples_s: list[list[float]] = [[], []]
-    loops = []
-    for parameters in _parameters(count, mesh):
-        loops.append((parameters, loop_of(prefix, parameters, device)))
-    for index in range(LOOP_WARM_UP + LOOP_ROUNDS):
-        reference.beat()
-        for samples, (parameters, loop) in zip(samples_s, loops, strict=True):
-            give_gradients(parameters)
-            reference.disturb(1)
-            synchronize(device)
-            seconds, _ = timed(loop)
-            if index >= LOOP_WARM_UP:
-                reference.note(samples, seconds)
-    reference.beat()
-    return samples_s
+    parameters = _parameters(count, mesh)
+    loops = {name: loop_of(prefix, each, device) for name, each in parameters.items()}
+
+    def one_round() -> Timings:
+        for name, loop in loops.items():
+            give_gradients(parameters[name])
+            yield name, timed_after_work(loop, reference, device)[0]
+
+    return paired_samples(reference, one_round, rounds=LOOP_ROUNDS, warm_up=LOOP_WARM_UP)
 
 
-def _parameters(count: int, mesh: DeviceMesh) -> Iterator[list[nn.Parameter]]:
-    """Plain ones of the shape of a rank's part, and DTensors."""
+def _parameters(count: int, mesh: DeviceMesh) -> dict[str, list[nn.Parameter]]:
+    """Return ``plain`` parameters of the shapes of a rank's shards, and the same as DTensors, ``sharded``."""
     model = linears(count, mesh.device_type)
     fully_shard(model, mesh=mesh)
     sharded = list(model.parameters())
-    yield [nn.Parameter(each.to_local().detach().clone()) for each in sharded]
-    yield sharded
+    return {"plain": [nn.Parameter(each.to_local().detach().clone()) for each in sharded], "sharded": sharded}
 
 
 def line(
     names: tuple[str, str], rows: Sequence[tuple[int, int]], wanted_s: Sequence[float], spread: float, rounds: int
 ) -> dict[str, CallRecord]:
-    """Seconds of each name, none negative, of which the rows have so many each."""
+    """Fit seconds of two names, neither negative, to wanted_s = rows @ (first, second).
+
+    Parameters
+    ----------
+    names : tuple of str
+        What the two columns of ``rows`` count.
+    rows : sequence of tuple of int
+        How often each occurs in each of ``wanted_s``.
+    wanted_s : sequence of float
+        Seconds that the two take together.
+    spread : float
+        Relative spread of the samples that ``wanted_s`` come from.
+    rounds : int
+        Samples of each of ``wanted_s``.
+    """
     from scipy.optimize import nnls
 
     each_s, _ = nnls(np.array(rows, dtype=float), np.array(wanted_s))

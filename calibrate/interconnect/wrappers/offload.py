@@ -26,7 +26,8 @@ from calibrate.host.reference import HostReference, synchronize
 from calibrate.interconnect.wrappers.fsdp import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, line
 from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, WIDTH, linears
 from calibrate.timing.host_stopwatch import timed
-from calibrate.timing.samples import relative_spread
+from calibrate.timing.paired import Timings, paired_samples, timed_after_work
+from calibrate.timing.samples import call_record, relative_spread
 from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.prediction.support import NOT_OVER_DTENSORS
 from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
@@ -51,7 +52,7 @@ def optimizer_records(mesh: DeviceMesh, reference: HostReference, large: int = L
     found: dict[str, CallRecord] = {}
     for prefix in OPTIMIZERS:
         small_s = [_samples_s(prefix, each, mesh, reference, LOOP_ROUNDS) for each in small]
-        large_s = _samples_s(prefix, parts, mesh, reference, LARGE_ROUNDS, as_it_was=True)
+        large_s = _samples_s(prefix, parts, mesh, reference, LARGE_ROUNDS, as_timed=True)
         found |= _records(f"cpu {prefix}", small_s, large_s, large)
     return found
 
@@ -85,27 +86,22 @@ def _samples_s(
     mesh: DeviceMesh,
     reference: HostReference,
     rounds: int,
-    as_it_was: bool = False,
+    as_timed: bool = False,
 ) -> list[float]:
     """Gradients stay where they are, as does the pinned memory that a step copies them to: were they allocated anew,
     so would be the pages of the optimizer's temporaries.
     """
-    loop, meeting = loop_of(prefix, parameters, mesh.device_type), torch.zeros(1, device=mesh.device_type)
-    samples_s: list[float] = []
+    loop, flag = loop_of(prefix, parameters, mesh.device_type), torch.zeros(1, device=mesh.device_type)
     give_gradients(parameters)
-    for index in range(LOOP_WARM_UP + rounds):
-        reference.beat()
+
+    def one_round() -> Timings:
         reference.disturb(1)
         synchronize(mesh.device_type)
-        dist.all_reduce(meeting)  # all ranks use the host's memory at once, as they do in a step
+        dist.all_reduce(flag)  # all ranks use the host's memory at once, as they do in a step
         synchronize(mesh.device_type)
-        seconds, _ = timed(loop)
-        if index >= LOOP_WARM_UP and as_it_was:
-            samples_s.append(seconds)
-        elif index >= LOOP_WARM_UP:
-            reference.note(samples_s, seconds)
-    reference.beat()
-    return samples_s
+        yield prefix, timed(loop)[0]
+
+    return paired_samples(reference, one_round, rounds=rounds, warm_up=LOOP_WARM_UP, as_timed=as_timed)[prefix]
 
 
 def _copies(device: str, reference: HostReference) -> dict[str, CallRecord]:
@@ -117,19 +113,13 @@ def _copies(device: str, reference: HostReference) -> dict[str, CallRecord]:
         return copied, torch.cuda.current_stream().record_event()
 
     calls: dict[str, Callable[[], Any]] = {TO_DEVICE: lambda: on_host.to(device, non_blocking=True), TO_HOST: to_host}
-    samples_s: dict[str, list[float]] = {name: [] for name in calls}
-    for index in range(WARM_UP + ROUNDS):
-        reference.beat()
+
+    def one_round() -> Timings:
         for name, call in calls.items():
-            reference.disturb(1)
+            seconds, result = timed_after_work(call, reference, device)
             synchronize(device)
-            seconds, made = timed(call)
-            synchronize(device)
-            awaited_s = timed(made[1].synchronize)[0] if name == TO_HOST else 0.0
-            if index >= WARM_UP:
-                reference.note(samples_s[name], seconds + awaited_s)
-    reference.beat()
-    return {
-        name: CallRecord(time_s=statistics.median(values_s), spread=relative_spread(values_s), samples=len(values_s))
-        for name, values_s in samples_s.items()
-    }
+            awaited_s = timed(result[1].synchronize)[0] if name == TO_HOST else 0.0
+            yield name, seconds + awaited_s
+
+    samples_s = paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)
+    return {name: call_record(values_s) for name, values_s in samples_s.items()}

@@ -7,6 +7,7 @@ from torch import nn
 
 from calibrate.host.reference import HostReference, synchronize
 from calibrate.timing.host_stopwatch import timed
+from calibrate.timing.paired import Timings, paired_samples
 
 ROUNDS, WARM_UP = 25, 3
 SETTLING = 2  # more steps that do not count: wrappers set themselves up in the first, and DDP rebuilds its buckets
@@ -21,18 +22,18 @@ def linears(count: int, device: str) -> nn.Sequential:
 def step_seconds(model: nn.Module, device: str, reference: HostReference) -> tuple[list[float], list[float]]:
     """Host seconds of forward and of backward, each begun with the device idle, at the reference's speed."""
     x = torch.randn(2, WIDTH, device=device)
-    forward_s: list[float] = []
-    backward_s: list[float] = []
-    for index in range(WARM_UP + SETTLING + ROUNDS):
+
+    def one_round() -> Timings:
         model.zero_grad()
-        reference.beat()
+        return step()
+
+    def step() -> Timings:
         synchronize(device)
-        seconds, result = timed(lambda: model(x))
+        forward_s, result = timed(lambda: model(x))
+        yield "forward", forward_s
         loss = result.sum()
         synchronize(device)
-        backward, _ = timed(loss.backward)
-        if index >= WARM_UP + SETTLING:
-            reference.note(forward_s, seconds)
-            reference.note(backward_s, backward)
-    reference.beat()
-    return forward_s, backward_s
+        yield "backward", timed(loss.backward)[0]
+
+    samples_s = paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP + SETTLING)
+    return samples_s["forward"], samples_s["backward"]

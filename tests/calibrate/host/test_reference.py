@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from calibrate.host import costs
-from calibrate.host import reference as host_reference
 from calibrate.host.pieces import HostPieces
 from calibrate.host.records import Case, call_records, in_turn
 from calibrate.host.reference import HostReference, at_speed, wander
@@ -37,15 +36,17 @@ class FakeClock:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> FakeClock:
-    fake = FakeClock([1.0, 2.0, 0.5, 4.0])
-    monkeypatch.setattr(host_reference.time, "perf_counter", fake.perf_counter)
-    monkeypatch.setattr(HostReference, "_work", lambda self: fake.work(2 * MS))
-    return fake
+def clock() -> FakeClock:
+    return FakeClock([1.0, 2.0, 0.5, 4.0])
+
+
+def reference_on(clock: FakeClock, reference_s: float | None = None) -> HostReference:
+    """Whose runs take 2 ms of the clock's work."""
+    return HostReference("cpu", reference_s, clock.perf_counter, lambda: clock.work(2 * MS))
 
 
 def test_a_sample_is_taken_in_relation_to_the_runs_around_it(clock) -> None:
-    reference = HostReference("cpu")
+    reference = reference_on(clock)
     assert reference.reference_s == pytest.approx(2 * MS)
     samples_s: list[float] = []
     reference.beat()  # at 1, 2 and 0.5 times the time
@@ -58,7 +59,7 @@ def test_a_sample_is_taken_in_relation_to_the_runs_around_it(clock) -> None:
 
 
 def test_a_given_speed_is_kept(clock) -> None:
-    reference = HostReference("cpu", 6 * MS)
+    reference = reference_on(clock, 6 * MS)
     samples_s: list[float] = []
     reference.beat()
     reference.note(samples_s, 10 * US)
@@ -68,12 +69,12 @@ def test_a_given_speed_is_kept(clock) -> None:
 
 def test_records_of_a_wandering_host_are_those_of_a_steady_one(clock) -> None:
     """Speeds from half to four times, changing from group to group: every sample is what it is at speed one."""
-    reference = HostReference("cpu")
-    calls = costs._Calls("cpu", reference, HostPieces())
+    reference = reference_on(clock)
+    calls = costs.ExampleCalls("cpu", reference, HostPieces(), clock.perf_counter)
     seen = Seen(calls=[("f", Work(["mm"], 0, 1))])
     case = Case("f", [lambda: clock.work(30 * US)] * 2, seen)
     for _ in range(4):
-        calls._sample_forward([case])
+        calls.sample_forward([case])
         clock.wander()
     assert case.forward_s == pytest.approx([30 * US] * 4 * costs.ROUNDS)
     record = call_records([case], (), OperatorTimes("cuda", reference))["call f(mm)"]
@@ -86,7 +87,7 @@ def test_records_of_a_wandering_host_are_those_of_a_steady_one(clock) -> None:
 
 
 def test_rounds_lie_between_reference_runs(clock) -> None:
-    reference = HostReference("cpu")
+    reference = reference_on(clock)
 
     def stopwatch() -> float:
         began_s = clock.now_s

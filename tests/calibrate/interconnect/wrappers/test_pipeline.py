@@ -11,7 +11,7 @@ import torch
 
 from calibrate.host.reference import HostReference
 from calibrate.interconnect.wrappers import pipeline
-from calibrate.interconnect.wrappers.pipeline import PAIRS, _Bench, pipeline_records
+from calibrate.interconnect.wrappers.pipeline import PAIRS, StageBench, added, pipeline_records
 
 NAMES = ("forward", "backward", "backward_input", "backward_weight")
 
@@ -36,15 +36,12 @@ class Still:
 
 
 @pytest.mark.parametrize(("own_s", "expected_s"), [(3e-6, 4e-6), (9e-6, 0.0)])
-def test_what_the_module_computes_is_taken_off(
-    monkeypatch: pytest.MonkeyPatch, own_s: float, expected_s: float
-) -> None:
-    def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+def test_what_the_module_computes_is_taken_off(own_s: float, expected_s: float) -> None:
+    def stopwatch(action: Callable[[], Any]) -> tuple[float, Any]:
         is_whole = isinstance(action, partial)
         return (7e-6 if is_whole else own_s), action()
 
-    monkeypatch.setattr(pipeline, "timed", timed)
-    found = pipeline_records("cpu", Still())  # type: ignore[arg-type]
+    found = pipeline_records("cpu", Still(), stopwatch)  # type: ignore[arg-type]
     assert [record.time_s for record in found.values()] == pytest.approx([expected_s] * len(NAMES))
 
 
@@ -53,26 +50,23 @@ def gradients(module: Any) -> list[torch.Tensor]:
 
 
 def test_stage_and_module_compute_the_same() -> None:
-    bench = _Bench("cpu")
-    bench._part.load_state_dict(bench._stage.submod.state_dict())
-    bench._gradient = bench._stage.grad_recv_info[0][0].buffer
+    bench = StageBench("cpu")
+    bench.module.load_state_dict(bench.stage.submod.state_dict())
+    bench.gradient = bench.stage.grad_recv_info[0][0].buffer
+    x = bench.stage.args_recv_info[0][0].buffer
+    bench.stage.args_recv_info[1][0].buffer.data.copy_(x)
+    bench.stage.grad_recv_info[1][0].buffer.copy_(bench.gradient)
     for pairs in (bench.whole_backward, bench.split_backward):
-        x = bench._stage.args_recv_info[0][0].buffer
-        bench._stage.args_recv_info[1][0].buffer.data.copy_(x)
-        bench._stage.grad_recv_info[1][0].buffer.copy_(bench._gradient)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline.torch, "ones", lambda *_, x=x, **options: x.detach().requires_grad_())
-            made = pairs()
-        for pair in made:
+        for pair in pairs(x.detach().requires_grad_()):
             pair.whole()
             pair.own()
-        assert len(gradients(bench._part)) == pipeline.LAYERS
-        for own, staged in zip(gradients(bench._part), gradients(bench._stage.submod), strict=True):
+        assert len(gradients(bench.module)) == pipeline.LAYERS
+        for own, staged in zip(gradients(bench.module), gradients(bench.stage.submod), strict=True):
             assert torch.equal(own, staged)
 
 
 def test_added_is_the_middle_of_the_differences() -> None:
     """Not the difference of the middles: the host's speed wanders from pair to pair."""
-    record = pipeline._added([3.0, 9.0, 5.0], [2.0, 5.0, 4.5])
+    record = added([3.0, 9.0, 5.0], [2.0, 5.0, 4.5])
     assert record.time_s == 1.0
     assert record.samples == 3
