@@ -9,12 +9,11 @@ from perfmodel.closed_form.formulas import lambdified
 from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import Program
 from perfmodel.program.strategies.data_parallel import data_parallel_program
-from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.engine import simulate
 from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
-from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.trace.trace import Trace
+from tests.builders import backward_of, ops, parameters_of, step_events, tiny_scenario, trace_of
 
 PARAMETERS, ELEMENTS = 48, 2**18  # of 1 MiB each
 GRADIENT_BYTES = PARAMETERS * 4 * ELEMENTS
@@ -26,34 +25,18 @@ WIRES = [(1e11, 1e-5), (2e9, 1e-4), (1.2e9, 1e-3), (5e8, 1e-5), (5e8, 2e-3)]
 
 def trace() -> Trace:
     """Forward and optimizer take 10 ms each, and backward 1 ms a parameter, the last parameter first."""
-    rows = [(EventKind.OP, 0)]
-    for parameter in reversed(range(PARAMETERS)):
-        rows += [(EventKind.OP, 1), (EventKind.GRAD_READY, parameter)]
-    rows.append((EventKind.OP, 2))
-    kind, a = np.array(rows, dtype=np.int64).T
-    stop = len(rows) - 1
-    segments = (
-        Segment("forward", 0, 0, 1),
-        Segment("backward", 0, 1, stop),
-        Segment("optimizer", -1, stop, stop + 1),
+    phases = (
+        ("forward", 0, ops(0)),
+        ("backward", 0, backward_of(range(PARAMETERS - 1, -1, -1))),
+        ("optimizer", -1, ops(2)),
     )
-    step = StepEvents(kind, a, np.zeros_like(a), segments)
-    parameters = tuple(
-        Parameter(f"p{index}", TensorSpec.parse(f"float32[{ELEMENTS}]"), index) for index in range(PARAMETERS)
-    )
-    operations = tuple(Operation(f"aten.op{index}.default") for index in range(3))
-    return Trace({}, {}, operations, (), (), (), parameters, (), step, step)
+    return trace_of(step_events(*phases), parameters=parameters_of(*[ELEMENTS] * PARAMETERS))
 
 
 def program(strategy: str, bucket_cap_mb: float | None = None) -> Program:
     section = {"dp": 2, "strategy": strategy, "bucket_cap_mb": bucket_cap_mb}
-    data = {
-        "model": {"family": "gpt", "size": "tiny"},
-        "batch": {"size": 1, "sequence_length": 8},
-        "parallelism": section,
-        "hardware": {"profile": "any", "gpus": 2},
-    }
-    return data_parallel_program(Scenario.model_validate(data), trace())
+    asked = tiny_scenario(parallelism=section, hardware={"profile": "any", "gpus": 2})
+    return data_parallel_program(asked, trace())
 
 
 def timeline(made: Program, bandwidth_bytes_per_s: float, call_s: float, memory_bytes_per_s: float | None) -> Timeline:

@@ -16,8 +16,8 @@ from perfmodel.program.program import Collective
 from perfmodel.scenario.yaml_file import load_scenario
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec
+from tests.builders import ops, program_of
 from tests.places import ROOT
-from tests.simulate.steps import ops, program_of
 
 
 def cost(kind: str, arithmetic: str = "fp32", time_s: float = 1.0) -> KernelCost:

@@ -21,11 +21,13 @@ from perfmodel.cost.host import (
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.interconnect import CallRecord, Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile
-from perfmodel.program.program import HOST, Insertion, Instruction, Program, single_device_program
+from perfmodel.program.program import HOST, Insertion, Instruction, Program
 from perfmodel.trace.host_structure import UNIT_CALLS, structure_of
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.trace.trace import EventKind, Parameter
+from tests import builders
+from tests.builders import parameters_of
 
 US = 1e-6
 OPERATIONS = ("view", "mm", "_to_copy", "add", "mul", "sum")
@@ -57,28 +59,16 @@ def module(number: int, *parts: Events) -> Events:
 def program_of(
     *phases: tuple[str, int, Events], accumulation: int = 1, parameters: int = 0, **workload: object
 ) -> Program:
-    events: Events = []
-    segments = []
-    for phase, micro_batch, part in phases:
-        segments.append(Segment(phase, micro_batch, len(events), len(events) + len(part)))
-        events += part
-    kind, a = (np.array([event[column] for event in events], dtype=np.int64) for column in (0, 1))
-    step = StepEvents(kind=kind, a=a, b=np.zeros_like(a), segments=tuple(segments))
-    operations = tuple(Operation(f"aten.{name}.default", runs_on_device=name != "view") for name in OPERATIONS)
-    spec = TensorSpec.parse("float32[4]")
-    trace = Trace(
+    return builders.program_of(
+        *phases,
+        accumulation=accumulation,
         workload={"mode": "train", **workload},
-        provenance={},
-        operations=operations,
+        operations=tuple(Operation(f"aten.{name}.default", runs_on_device=name != "view") for name in OPERATIONS),
         modules=MODULES,
         calls=CALLS,
         nodes=NODES,
-        parameters=tuple(Parameter(f"p{i}", spec, i) for i in range(parameters)),
-        persistent=(),
-        first=step,
-        steady=step,
+        parameters=parameters_of(*[4] * parameters),
     )
-    return single_device_program(trace, accumulation)
 
 
 def profile_of(records_us: dict[str, float]) -> Profile:

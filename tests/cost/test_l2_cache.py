@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import l2_cache
 from perfmodel.cost.l2_cache import resident_shares
-from perfmodel.program.program import Insertion, Instruction, Program, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program
 from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.trace import EventKind, StepEvents, Storage, StorageKind
+from tests.builders import Event, program_of, step_events
 
-Event = tuple[EventKind, int, int, dict[int, int]]  # kind, a, b, bytes touched by storage
 SCALE = 1024  # of bytes, so that rounding of blocks does not matter
 
 
@@ -38,23 +38,8 @@ def program(
     operations: tuple[Operation, ...] = (Operation("aten.op.default"),),
     first: StepEvents | None = None,
 ) -> Program:
-    steady = step_of(*phases)
     persistent = tuple(Storage(number, 10 * SCALE, StorageKind.PARAMETER) for number in range(10))
-    trace = Trace({}, {}, operations, (), (), (), (), persistent, first or steady, steady)
-    return single_device_program(trace, accumulation)
-
-
-def step_of(*phases: tuple[str, int, list[Event]]) -> StepEvents:
-    events: list[Event] = []
-    segments = []
-    for phase, micro_batch, part in phases:
-        segments.append(Segment(phase, micro_batch, len(events), len(events) + len(part)))
-        events += part
-    kind, a, b = (np.array([event[i] for event in events], dtype=np.int64) for i in range(3))
-    offsets = np.concatenate([[0], np.cumsum([len(event[3]) for event in events])])
-    flat = [(storage, size) for event in events for storage, size in event[3].items()]
-    touches, sizes = (np.array([row[i] for row in flat], dtype=np.int64) for i in range(2))
-    return StepEvents(kind, a, b, tuple(segments), offsets, touches, sizes)
+    return program_of(*phases, accumulation=accumulation, operations=operations, first=first, persistent=persistent)
 
 
 def shares(made: Program, capacity: float) -> list[float]:
@@ -135,7 +120,7 @@ def test_gradients_of_the_step_before_are_freed_under_their_own_name() -> None:
     made = program(
         ("zero_grad", -1, [free(20)]),
         ("backward", 0, [op({21: 8}), alloc(21, 8)]),
-        first=step_of(("backward", 0, [op({20: 8}), alloc(20, 8)])),
+        first=step_events(("backward", 0, [op({20: 8}), alloc(20, 8)])),
     )
     assert shares(made, 10) == [1]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.profile import Cache, Device, Profile
 from perfmodel.prediction.costed_rank import _durations_s
-from perfmodel.program.program import Program, single_device_program
+from perfmodel.program.program import Program
 from perfmodel.trace.operation import Operation
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.trace import EventKind, Storage, StorageKind
+from tests.builders import program_of
 
 CAPACITY = 1000.0
 WARM_S, COLD_S, MISS_S = 10e-6, 30e-6, 1e-6
@@ -18,19 +18,10 @@ WARM_S, COLD_S, MISS_S = 10e-6, 30e-6, 1e-6
 
 def step(*touched: tuple[int, int]) -> Program:
     """A forward of calls: (operator, bytes) of each; every operator touches a storage of its own."""
-    count = len(touched)
-    events = StepEvents(
-        np.full(count, EventKind.OP, dtype=np.int64),
-        np.array([operation for operation, _ in touched]),
-        np.full(count, -1),
-        (Segment("forward", 0, 0, count),),
-        np.arange(count + 1),
-        np.array([operation for operation, _ in touched]),
-        np.array([size for _, size in touched]),
-    )
+    events = [(EventKind.OP, operation, -1, {operation: size}) for operation, size in touched]
     operations = (Operation("aten.add.Tensor"), Operation("aten._foreach_mul_.Scalar"))
     storages = tuple(Storage(number, 4096, StorageKind.PARAMETER) for number in range(2))
-    return single_device_program(Trace({}, {}, operations, (), (), (), (), storages, events, events))
+    return program_of(("forward", 0, events), operations=operations, persistent=storages)
 
 
 def profile(**cache: float) -> Profile:

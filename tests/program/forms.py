@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from perfmodel.program.program import COLLECTIVE, HOST, RECORD, WAIT, Program
 from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Trace
+from perfmodel.trace.trace import EventKind, Trace
+from tests.builders import Phase, backward_of, ops, parameters_of, step_events, tiny_scenario, trace_of
 
 SIZES = (100, 300, 50)  # elements of parameters 0, 1, 2; gradients become ready as 2, 0, 1
 READY = (2, 0, 1)
 
 
 def trace(micro_batches: int = 1) -> Trace:
-    events: list[tuple[int, int]] = []
-    segments: list[Segment] = []
-
-    def phase(name: str, micro_batch: int, rows: list[tuple[int, int]]) -> None:
-        segments.append(Segment(name, micro_batch, len(events), len(events) + len(rows)))
-        events.extend(rows)
-
+    phases: list[Phase] = []
     for micro_batch in range(micro_batches):
-        phase("forward", micro_batch, [(EventKind.OP, 0)])
-        backward = [row for index in READY for row in ((EventKind.OP, 1), (EventKind.GRAD_READY, index))]
-        phase("backward", micro_batch, backward)
-    phase("optimizer", -1, [(EventKind.OP, 2)])
-    kind, a = (np.array([event[column] for event in events], dtype=np.int64) for column in (0, 1))
-    step = StepEvents(kind, a, np.zeros_like(a), tuple(segments))
-    operations = tuple(Operation(f"aten.op{index}.default") for index in range(3))
-    parameters = tuple(
-        Parameter(f"p{index}", TensorSpec.parse(f"float32[{size}]"), index) for index, size in enumerate(SIZES)
-    )
-    return Trace({}, {}, operations, (), (), (), parameters, (), step, step)
+        phases += [("forward", micro_batch, ops(0)), ("backward", micro_batch, backward_of(READY))]
+    return trace_of(step_events(*phases, ("optimizer", -1, ops(2))), parameters=parameters_of(*SIZES))
 
 
 def scenario(strategy: str, accumulation: int = 1, dp: int = 4, **parallelism: object) -> Scenario:
-    return Scenario.model_validate(
-        {
-            "model": {"family": "gpt", "size": "tiny"},
-            "batch": {"size": 1, "sequence_length": 8},
-            "training": {"gradient_accumulation": accumulation},
-            "parallelism": {"dp": dp, "strategy": strategy, **parallelism},
-            "hardware": {"profile": "any", "gpus": dp},
-        }
+    return tiny_scenario(
+        training={"gradient_accumulation": accumulation},
+        parallelism={"dp": dp, "strategy": strategy, **parallelism},
+        hardware={"profile": "any", "gpus": dp},
     )
 
 

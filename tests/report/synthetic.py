@@ -15,8 +15,9 @@ from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.simulate.timeline import PhaseSpan, Timeline
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.trace import EventKind, Storage, StorageKind, Trace
 from perfmodel.units import US
+from tests.builders import step_events, trace_of
 
 MIB = 2**20
 SQUARE = TensorSpec.parse("float32[8,8]")
@@ -67,31 +68,20 @@ def profile(kind: str = "cuda") -> Profile:
 
 def trace() -> Trace:
     """2 MiB of parameters; forward makes an activation of 4 MiB, backward gradients of 2 MiB, which stay."""
-    rows = [
-        (EventKind.OP, 0, -1),
-        (EventKind.ALLOC, 1, 4 * MIB),
-        (EventKind.OP, 1, -1),
+    forward = [(EventKind.OP, 0, -1), (EventKind.ALLOC, 1, 4 * MIB), (EventKind.OP, 1, -1)]
+    backward = [
         (EventKind.OP, 0, 0),
         (EventKind.ALLOC, 2, 2 * MIB),
         (EventKind.OP, 0, 0),
         (EventKind.FREE, 1, 0),
-        (EventKind.OP, 2, -1),
-        (EventKind.FREE, 2, 0),
     ]
-    kind, a, b = np.array(rows, dtype=np.int64).T
-    segments = (Segment("forward", 0, 0, 3), Segment("backward", 0, 3, 7), Segment("optimizer", -1, 7, 9))
-    step = StepEvents(kind, a, b, segments)
-    return Trace(
-        workload={},
-        provenance={},
+    optimizer = [(EventKind.OP, 2, -1), (EventKind.FREE, 2, 0)]
+    return trace_of(
+        step_events(("forward", 0, forward), ("backward", 0, backward), ("optimizer", -1, optimizer)),
         operations=OPERATIONS,
         modules=(("", "GPT"), ("head", "Linear")),
-        calls=(),
         nodes=("MmBackward0",),
-        parameters=(),
         persistent=(Storage(0, 2 * MIB, StorageKind.PARAMETER),),
-        first=step,
-        steady=step,
         storage_kinds={1: StorageKind.ACTIVATION, 2: StorageKind.GRADIENT},
     )
 

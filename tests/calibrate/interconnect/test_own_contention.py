@@ -13,7 +13,7 @@ from perfmodel.program.program import Program
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation, TensorSpec
-from tests.simulate.steps import ops, program_of
+from tests.builders import ops, program_of
 
 
 def product(columns: int) -> Operation:

@@ -23,14 +23,12 @@ from perfmodel.trace.trace import (
     BoundaryTensor,
     EventKind,
     Parameter,
-    Segment,
-    StepEvents,
     Storage,
     StorageKind,
     Trace,
 )
+from tests.builders import ops, program_of, step_events
 from tests.program.forms import spelt
-from tests.simulate.steps import ops, program_of
 
 from . import executor
 
@@ -91,8 +89,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
         return part(number == 0, number == section.stages * section.virtual_stages - 1, split)
 
     def get_optimizer_trace(asked: Scenario, tensors: tuple[TensorSpec, ...]) -> Trace:
-        nothing = np.zeros(0, dtype=np.int64)
-        step = StepEvents(nothing, nothing, nothing, (Segment("optimizer", -1, 0, 0),))
+        step = step_events(("optimizer", -1, []))
         return replace(part(True, True, False), operations=(), first=step, steady=step)
 
     monkeypatch.setattr(programs, "get_stage_trace", get_stage_trace)

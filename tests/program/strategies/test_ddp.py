@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from perfmodel.program.program import Instruction
@@ -13,14 +12,13 @@ from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
     EventKind,
     Parameter,
-    Segment,
-    StepEvents,
     Storage,
     StorageKind,
     Trace,
     gradient_storages,
 )
 from perfmodel.units import MIB
+from tests.builders import step_events
 from tests.program.forms import program, scenario, spelt, trace
 
 
@@ -136,9 +134,7 @@ def traced_gradients() -> Trace:
     """Gradients of parameters 0, 1, 2 in storages 50, 51, 52."""
     rows = [(EventKind.ALLOC, 52, 200), (EventKind.ALLOC, 50, 400), (EventKind.GRAD_READY, 2, 0)]
     rows += [(EventKind.GRAD_READY, 0, 0), (EventKind.ALLOC, 51, 1200), (EventKind.GRAD_READY, 1, 0)]
-    kind, a, b = (np.array([row[column] for row in rows], dtype=np.int64) for column in range(3))
-    segments = (Segment("forward", 0, 0, 0), Segment("backward", 0, 0, len(rows)))
-    step = StepEvents(kind, a, b, segments)
+    step = step_events(("forward", 0, []), ("backward", 0, rows))
     kinds = dict.fromkeys((50, 51, 52), StorageKind.GRADIENT)
     return replace(trace(), first=step, steady=step, storage_kinds=kinds)
 

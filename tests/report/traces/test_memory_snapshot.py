@@ -7,16 +7,16 @@ import pickletools
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, MemoryConstants, Profile
-from perfmodel.program.program import Insertion, Instruction, Program, single_device_program
+from perfmodel.program.program import Insertion, Instruction, Program
 from perfmodel.report.traces.memory_snapshot import memory_snapshot, save_memory_snapshot
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.trace import EventKind, Storage, StorageKind
+from tests.builders import program_of
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import prediction
 
@@ -33,26 +33,28 @@ VIEWER_OPCODES = {
 
 def small_program() -> Program:
     """A layer whose activation lives from forward into backward."""
-    rows = [
+    forward = [
         (EventKind.MODULE_ENTER, 0, 0),
         (EventKind.OP, 0, -1),
         (EventKind.ALLOC, 5, 4 * MIB),
         (EventKind.MODULE_EXIT, 0, 0),
+    ]
+    backward = [
         (EventKind.NODE, 0, 0),
         (EventKind.OP, 1, 0),
         (EventKind.ALLOC, 6, 3 * MIB),
         (EventKind.FREE, 5, 0),
         (EventKind.FREE, 6, 0),
     ]
-    columns = np.array(rows, dtype=np.int64).T
-    segments = (Segment("forward", 0, 0, 4), Segment("backward", 0, 4, 9))
-    step = StepEvents(columns[0], columns[1], columns[2], segments)
-    operations = tuple(Operation(f"aten.{name}.default", (SPEC,), (), (SPEC,)) for name in ("gelu", "gelu_backward"))
-    persistent = (Storage(0, 24 * MIB, StorageKind.PARAMETER),)
-    kinds = {5: StorageKind.ACTIVATION, 6: StorageKind.TEMPORARY}
-    layer = (("layers.0", "Linear"),)
-    trace = Trace({}, {}, operations, layer, (), ("GeluBackward0",), (), persistent, step, step, kinds)
-    return single_device_program(trace)
+    return program_of(
+        ("forward", 0, forward),
+        ("backward", 0, backward),
+        operations=tuple(Operation(f"aten.{name}.default", (SPEC,), (), (SPEC,)) for name in ("gelu", "gelu_backward")),
+        modules=(("layers.0", "Linear"),),
+        nodes=("GeluBackward0",),
+        persistent=(Storage(0, 24 * MIB, StorageKind.PARAMETER),),
+        storage_kinds={5: StorageKind.ACTIVATION, 6: StorageKind.TEMPORARY},
+    )
 
 
 def memory_of(program: Program, memory_bytes: int = PLENTY_BYTES) -> MemoryTimeline:

@@ -17,8 +17,9 @@ from perfmodel.simulate.memory.request_place import RequestPlace
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StorageKind
+from tests.builders import step_events
 from tests.places import ROOT
-from tests.simulate.memory.test_walk import MIB, PLENTY_BYTES, profile_of, program_of, step_events, training_program
+from tests.simulate.memory.steps import MIB, PLENTY_BYTES, profile_of, program_of, training_program
 
 TINY = ROOT / "scenarios" / "tiny-cpu.yaml"
 CONTEXT_BYTES = 500 * MIB

@@ -6,63 +6,21 @@ import gzip
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from perfmodel.hardware.profile import Device, KernelRecord, MemoryConstants, Profile
-from perfmodel.program.program import Insertion, Instruction, Program, Rebuild, single_device_program
+from perfmodel.hardware.profile import KernelRecord, Profile
+from perfmodel.program.program import Insertion, Instruction, Program, Rebuild
 from perfmodel.simulate.memory.requests import Actions, with_inserted
 from perfmodel.simulate.memory.walk import MemoryTimeline, simulate_memory
 from perfmodel.trace.kernel_key import kernel_key
-from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
+from perfmodel.trace.operation import Operation
+from perfmodel.trace.trace import EventKind, StorageKind
+from tests.builders import Phase, step_events
 from tests.places import TESTS
+from tests.simulate.memory.steps import ALLOC, F32, FREE, MIB, OP, POINTWISE, profile_of, program_of, training_program
 
-MIB = 2**20
-PLENTY_BYTES = 2**50
 RECORDINGS = TESTS / "data" / "cuda_steps"
 CASES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.glob("*.json.gz"))
-
-OP, ALLOC, FREE = EventKind.OP, EventKind.ALLOC, EventKind.FREE
-F32 = TensorSpec.parse("float32[1024,1024]")
-MULTIPLY = Operation("aten.mm.default", (F32, F32), (), (F32,))
-WITH_BIAS = Operation("aten.addmm.default", (TensorSpec.parse("float32[1024]"), F32, F32), (), (F32,))
-POINTWISE = Operation("aten.add.Tensor", (F32, F32), (), (F32,))
-OPERATIONS = (POINTWISE, MULTIPLY, WITH_BIAS)
-
-Phase = tuple[str, int, list[tuple[EventKind, int, int]]]
-
-
-def step_events(*phases: Phase) -> StepEvents:
-    events: list[tuple[EventKind, int, int]] = []
-    segments = []
-    for phase, micro_batch, part in phases:
-        segments.append(Segment(phase, micro_batch, len(events), len(events) + len(part)))
-        events += part
-    columns = np.array(events, dtype=np.int64).reshape(-1, 3).T
-    return StepEvents(columns[0], columns[1], columns[2], tuple(segments))
-
-
-def program_of(
-    first: StepEvents,
-    steady: StepEvents,
-    persistent: tuple[Storage, ...] = (),
-    kinds: dict[int, StorageKind] | None = None,
-    accumulation: int = 1,
-) -> Program:
-    trace = Trace({}, {}, OPERATIONS, (), (), (), (), persistent, first, steady, kinds or {})
-    return single_device_program(trace, accumulation)
-
-
-def profile_of(
-    memory_bytes: int = PLENTY_BYTES, kernels: dict[str, KernelRecord] | None = None, **constants: int
-) -> Profile:
-    return Profile(
-        name="test",
-        device=Device(kind="cuda", name="test", memory_bytes=memory_bytes, multiprocessors=132),
-        kernels=kernels or {},
-        memory=MemoryConstants(**constants),
-    )
 
 
 def measured(operation: Operation, *script: int) -> dict[str, KernelRecord]:
@@ -76,42 +34,6 @@ def forward(*events: tuple[EventKind, int, int]) -> Phase:
 def simulate_forward(*events: tuple[EventKind, int, int], profile: Profile | None = None) -> MemoryTimeline:
     step = step_events(forward(*events))
     return simulate_memory(program_of(step, step), profile or profile_of())
-
-
-def training_program(accumulation: int = 1) -> Program:
-    """A 16 MiB parameter: an activation of 4 MiB, a gradient, and a state made by the first step; later micro-batches
-    add to the gradient and hold the last one's loss (512 B) until they make their own.
-    """
-    zero, made = 0, {"first": 10, "steady": 20}
-
-    def micro_batch(base: int, number: int, previous_loss: int | None) -> list[Phase]:
-        activation, loss, gradient = base + 4 * number, base + 4 * number + 1, base + 4 * number + 3
-        release = [(FREE, previous_loss, 0)] if previous_loss is not None else []
-        backward = [(OP, 0, -1), (ALLOC, gradient, 16 * MIB), (FREE, activation, 0)]
-        if number:
-            backward.append((FREE, gradient, 0))
-        return [
-            ("forward", number, [(OP, 0, -1), (ALLOC, activation, 4 * MIB), (OP, 0, -1), (ALLOC, loss, 4), *release]),
-            ("backward", number, backward),
-        ]
-
-    def step(name: str) -> StepEvents:
-        base = made[name]
-        before = made["first"] + 4 * (min(accumulation, 2) - 1) + 1
-        phases: list[Phase] = []
-        if name == "steady":
-            phases.append(("zero_grad", -1, [(FREE, made["first"] + 3, 0)]))
-        phases += micro_batch(base, 0, before if name == "steady" else None)
-        if accumulation > 1:
-            phases += micro_batch(base, 1, base + 1)
-        if name == "first":
-            phases.append(("optimizer", -1, [(OP, 0, -1), (ALLOC, 1, 32 * MIB)]))
-        return step_events(*phases)
-
-    kinds = {1: StorageKind.OPTIMIZER_STATE, 13: StorageKind.GRADIENT, 23: StorageKind.GRADIENT}
-    kinds |= dict.fromkeys((10, 14, 20, 24), StorageKind.ACTIVATION)
-    persistent = (Storage(zero, 16 * MIB, StorageKind.PARAMETER),)
-    return program_of(step("first"), step("steady"), persistent, kinds, accumulation)
 
 
 def test_training_step_in_closed_form() -> None:
