@@ -240,6 +240,7 @@ def sweep(
 
     if plot is not None:
         check_folder(plot)
+    question["set"] = question.pop("assignments")
     result = sweep_scenario(scenario_file, parse_vary(vary), exact=not no_exact_keys, progress=True, **question)
     write(json.dumps(result.to_json(), indent=1) + "\n" if as_json else sweep_text(result))
     if plot is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -332,15 +333,26 @@ def _shared(profile: Profile, base: Profile) -> set[str]:
     return {name for name in Profile.model_fields if getattr(profile, name) == getattr(base, name)} - own
 
 
-def load_profile(path: Path) -> Profile:
-    """Read and check one profile file.
+def load_profile(profile: str | PathLike[str]) -> Profile:
+    """Read and check one profile.
+
+    Parameters
+    ----------
+    profile : str or path
+        A name of the catalog or a file, as in :func:`find_profile`; a path object is always a file.
 
     Raises
     ------
     PerfModelError
-        If it is unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the key), or its
-        base is not in the catalog or has a base itself.
+        If it is unknown, unreadable, truncated, newer than this perfmodel, or breaks a rule (the sentence names the
+        key), or its base is not in the catalog or has a base itself.
+
+    Examples
+    --------
+    >>> load_profile("h200-sxm-x4").device.name
+    'NVIDIA H200'
     """
+    path = find_profile(profile) if isinstance(profile, str) else Path(profile)
     found = regular_file(path, "a profile", REMEDY)
     return _load_cached(path, (found.st_mtime_ns, found.st_size))
 

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfModelError
 from perfmodel.files.validation import shortened
-from perfmodel.hardware.profile import find_profile, load_profile
+from perfmodel.hardware.profile import load_profile
 from perfmodel.limits import MOST_CONFIGURATIONS
 from perfmodel.prediction.figures_of_merit import samples_per_step, throughput_samples_per_s
 from perfmodel.prediction.memory_text import refusal_text, shortage_text
@@ -23,13 +24,15 @@ from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.prediction.what_if import own_value_warnings
 from perfmodel.progress import doing, shown
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import (
     INTERCONNECT,
+    Assignments,
+    asked_scenario,
     assigned_keys,
+    assignment_texts,
     interconnect_in_use,
     load_question,
-    load_scenario,
-    on_device,
     parse_yaml,
     refuse_idle,
 )
@@ -115,30 +118,67 @@ class SweepResult:
         return {"version": SWEEP_VERSION, **asdict(self)}
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What all configurations of a sweep share.
+
+    Attributes
+    ----------
+    assignments : tuple of str
+        ``key=value``, as ``--set`` takes them.
+    exact, allow_import
+        As in :func:`perfmodel.prediction.predict.predict`.
+    """
+
+    scenario: Scenario | str | PathLike[str]
+    assignments: tuple[str, ...]
+    device: str | None
+    exact: bool
+    allow_import: bool
+
+    @property
+    def name(self) -> str:
+        """What errors call the scenario."""
+        return self.scenario.name if isinstance(self.scenario, Scenario) else str(Path(self.scenario))
+
+    def with_values(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        """The shared assignments and those of one configuration."""
+        return (*self.assignments, *assignment_texts(values))
+
+    def asked(self, assignments: tuple[str, ...]) -> Scenario:
+        """The scenario with these assignments."""
+        return asked_scenario(self.scenario, assignments, self.device)
+
+
 def sweep(
-    path: Path,
+    scenario: Scenario | str | PathLike[str],
     vary: Mapping[str, Sequence[Any]],
-    assignments: Iterable[str] = (),
+    set: Assignments = (),
     *,
     device: str | None = None,
     exact: bool = True,
     allow_import: bool = False,
     progress: bool = False,
 ) -> SweepResult:
-    """Predict the scenario in ``path`` with every combination of values and rank them by samples a second.
+    """Predict a scenario with every combination of values and rank the configurations by samples a second.
 
     Parameters
     ----------
-    path : Path
-        A YAML scenario.
+    scenario : Scenario, str or path
+        A scenario, or the YAML file of one.
     vary : mapping of str to sequence
         Values by dotted key, of the scenario or (``hardware.device...``) of the profile; see :func:`parse_vary`.
-    assignments : iterable of str
-        ``key=value`` that all configurations share, as ``--set`` takes them.
+    set : iterable of str or mapping
+        Values that all configurations share, as in :func:`perfmodel.prediction.predict.predict`.
     device, exact, allow_import
-        As in :func:`~perfmodel.scenario.yaml_file.load_question` and :func:`perfmodel.prediction.predict.predict`.
+        As in :func:`perfmodel.prediction.predict.predict`.
     progress : bool
         Show on stderr what is done, once it takes long; see :mod:`perfmodel.progress`.
+
+    Returns
+    -------
+    SweepResult
+        All configurations, best first.
 
     Raises
     ------
@@ -154,47 +194,79 @@ def sweep(
 
     ``hardware.gpus`` follows the ranks of each configuration, data-parallel ones x stages, where it is that number in
     the scenario and is neither assigned nor varied.
+
+    Examples
+    --------
+    >>> import perfmodel
+    >>> result = perfmodel.sweep("scenarios/gpt2.7b.yaml", {"precision": ["fp32", "amp-bf16"]})
+    >>> [(each.rank, each.values["precision"]) for each in result.configurations]
+    [(1, 'amp-bf16'), (2, 'fp32')]
     """
-    assignments = tuple(assignments)
-    _check_vary(vary, assignments)
-    _check_interconnects(path, vary, assignments, device)
-    follows = _gpus_follow(path, vary, assignments, device)
-    found: list[Configuration] = []
-    names: tuple[str, str] | None = None
-    matter: set[str] = set()  # settings that were seen to change an answer
-    count = math.prod(map(len, vary.values()))
+    question = _Question(scenario, assignment_texts(set), device, exact, allow_import)
+    _check_vary(vary, question.assignments)
+    _check_interconnects(question, vary)
     with shown() if progress else nullcontext():
-        for number, (values, asked) in enumerate(_combinations(vary, assignments), start=1):
-            with doing("configuration", number, count):
-                try:
-                    scenario, profile = load_question(path, asked, device, others=True)
-                    if follows:
-                        hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
-                        scenario = scenario.model_copy(update={"hardware": hardware})
-                    doubted = profile.provenance.get("set", {}).keys() - matter
-                    prediction = predict(scenario, profile, exact=exact, allow_import=allow_import, doubted=doubted)
-                    matter |= doubted.difference(prediction.idle_settings, prediction.own_settings)
-                except PerfModelError as error:
-                    found.append(Configuration(values, None, None, str(error).removeprefix(f"{path}: ")))
-                except Exception as error:  # a defect must not lose what other configurations took long to find
-                    found.append(Configuration(values, None, None, _defect(error)))
-                else:
-                    names = names or (scenario.name, profile.name)
-                    found.append(_configuration(values, prediction))
+        names, configurations = _configurations(question, vary)
     if names is None:
-        raise PerfModelError(f"{path}: {_reasons(found)}")
+        raise PerfModelError(f"{question.name}: {_reasons(configurations)}")
     vary_values = {key: tuple(values) for key, values in vary.items()}
-    return SweepResult(*names, vary_values, assignments, _ranked(found))
+    return SweepResult(*names, vary_values, question.assignments, _ranked(configurations))
 
 
-def _gpus_follow(
-    path: Path, vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...], device: str | None
-) -> bool:
+def _configurations(
+    question: _Question, vary: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[str, str] | None, list[Configuration]]:
+    """Predict every combination of values.
+
+    Returns
+    -------
+    names : tuple of str or None
+        Names of the scenario and the profile; None if every configuration fails.
+    configurations : list of Configuration
+        In the order in which they were asked.
+    """
+    follows = _gpus_follow(question, vary)
+    configurations: list[Configuration] = []
+    names: tuple[str, str] | None = None
+    effective: set[str] = set()  # settings that were seen to change an answer
+    count = math.prod(map(len, vary.values()))
+    for number, values in enumerate(_combinations(vary), start=1):
+        with doing("configuration", number, count):
+            try:
+                prediction = _predicted(question, values, follows, effective)
+            except PerfModelError as error:
+                reason = str(error).removeprefix(f"{question.name}: ")
+                configurations.append(Configuration(values, None, None, reason))
+            except Exception as error:  # a defect must not lose what other configurations took long to find
+                configurations.append(Configuration(values, None, None, _defect(error)))
+            else:
+                names = names or (prediction.scenario.name, prediction.profile.name)
+                configurations.append(_configuration(values, prediction))
+    return names, configurations
+
+
+def _predicted(question: _Question, values: Mapping[str, Any], follows: bool, effective: set[str]) -> Prediction:
+    """Predict one configuration, and add to ``effective`` the settings that change its answer.
+
+    follows: whether ``hardware.gpus`` is the configuration's number of ranks.
+    """
+    assignments = question.with_values(values)
+    scenario, profile = load_question(question.scenario, assignments, question.device, others=True)
+    if follows:
+        hardware = scenario.hardware.model_copy(update={"gpus": scenario.parallelism.ranks})
+        scenario = scenario.model_copy(update={"hardware": hardware})
+    doubted = profile.provenance.get("set", {}).keys() - effective
+    prediction = predict(scenario, profile, exact=question.exact, allow_import=question.allow_import, doubted=doubted)
+    effective |= doubted.difference(prediction.idle_settings, prediction.own_settings)
+    return prediction
+
+
+def _gpus_follow(question: _Question, vary: Mapping[str, Sequence[Any]]) -> bool:
     """Whether the scenario has a GPU for each rank, and nothing else says how many each configuration has."""
-    if any(key in ("hardware", GPUS) for key in (*vary, *assigned_keys(assignments))):
+    if any(key in ("hardware", GPUS) for key in (*vary, *assigned_keys(question.assignments))):
         return False
     with suppress(PerfModelError):  # of a scenario that its varied values make whole
-        scenario = on_device(load_scenario(path, assignments), device)
+        scenario = question.asked(question.assignments)
         return scenario.hardware.gpus == scenario.parallelism.ranks
     return False
 
@@ -246,27 +318,21 @@ def _check_vary(vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...])
         )
 
 
-def _combinations(
-    vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...]
-) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
-    """Values by key, and all assignments of the configuration."""
-    for combination in product(*vary.values()):
-        values = dict(zip(vary, combination, strict=True))
-        yield values, (*assignments, *(f"{key}={json.dumps(value)}" for key, value in values.items()))
+def _combinations(vary: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of the varied values, by key."""
+    return (dict(zip(vary, values, strict=True)) for values in product(*vary.values()))
 
 
-def _check_interconnects(
-    path: Path, vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...], device: str | None
-) -> None:
+def _check_interconnects(question: _Question, vary: Mapping[str, Sequence[Any]]) -> None:
     """Refuse to change an interconnect that no configuration uses."""
-    keys = assigned_keys(assignments)
+    keys = assigned_keys(question.assignments)
     if not any(key.startswith(INTERCONNECT) for key in (*vary, *keys)):
         return
     in_use = []
-    for _, asked in _combinations(vary, assignments):
+    for values in _combinations(vary):
         with suppress(PerfModelError):  # of a configuration, which is listed with its reason
-            scenario = on_device(load_scenario(path, asked), device)
-            in_use.append(interconnect_in_use(scenario, load_profile(find_profile(scenario.hardware.profile))))
+            scenario = question.asked(question.with_values(values))
+            in_use.append(interconnect_in_use(scenario, load_profile(scenario.hardware.profile)))
     if in_use:
         refuse_idle("--vary", vary, in_use)
         refuse_idle("--set", keys, in_use)

@@ -5,6 +5,7 @@ Nothing in the file is executed. Every refusal is one sentence: file, key, rule,
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ REMEDY = "The files in scenarios/ show how one is written."
 WRITE_NUMBER = "Write a number."
 DEFAULT_CPU_PROFILE = "cpu.json"
 INTERCONNECT = "hardware.interconnects."  # begins keys that change one
+
+Assignments = Iterable[str] | Mapping[str, Any]  # "key=value" each, or values by key
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
@@ -57,18 +60,25 @@ _Loader.add_implicit_resolver(
 
 
 def load_question(
-    path: Path, assignments: Iterable[str] = (), device: str | None = None, *, others: bool = False
+    scenario: Scenario | str | os.PathLike[str],
+    set: Assignments = (),
+    device: str | None = None,
+    *,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    others: bool = False,
 ) -> tuple[Scenario, Profile]:
-    """The scenario in ``path`` and the profile it names, both with their ``--set`` values.
+    """The scenario and the profile it names, both with their ``--set`` values.
 
     Parameters
     ----------
-    path : Path
-        A YAML scenario.
-    assignments : iterable of str
-        ``key=value`` with dotted keys; ``hardware.device...`` and the like change the profile.
+    scenario : Scenario, str or path
+        A scenario, or the YAML file of one.
+    set : iterable of str or mapping
+        ``key=value`` with dotted keys, or values by such keys; ``hardware.device...`` and the like change the profile.
     device : str, optional
         As in :func:`on_device`.
+    profile : Profile, str or path, optional
+        As in :func:`~perfmodel.hardware.profile.load_profile`; by default the one that the scenario names.
     others : bool
         Values may be of interconnects that this scenario does not use, as when several are tried in turn.
 
@@ -77,12 +87,35 @@ def load_question(
     PerfModelError
         If scenario or profile break a rule, or a value changes an interconnect that is not in use.
     """
-    assignments = tuple(assignments)
-    scenario = on_device(load_scenario(path, assignments), device)
-    profile = load_profile(find_profile(scenario.hardware.profile))
+    texts = assignment_texts(set)
+    asked = asked_scenario(scenario, texts, device)
+    if not isinstance(profile, Profile):
+        profile = load_profile(asked.hardware.profile if profile is None else profile)
     if not others:
-        refuse_idle("--set", assigned_keys(assignments), [interconnect_in_use(scenario, profile)])
-    return scenario, with_assignments(profile, assignments)
+        refuse_idle("--set", assigned_keys(texts), [interconnect_in_use(asked, profile)])
+    return asked, with_assignments(profile, texts)
+
+
+def asked_scenario(
+    scenario: Scenario | str | os.PathLike[str], assignments: tuple[str, ...], device: str | None
+) -> Scenario:
+    """The scenario of :func:`load_question`, without its profile."""
+    if isinstance(scenario, Scenario):
+        return on_device(with_own_assignments(scenario, assignments), device)
+    return on_device(load_scenario(scenario, assignments), device)
+
+
+def assignment_texts(set: Assignments) -> tuple[str, ...]:
+    """Assignments as ``--set`` takes them.
+
+    >>> assignment_texts({"batch.size": 8, "precision": "bf16"}), assignment_texts("batch.size=8")
+    (('batch.size=8', 'precision="bf16"'), ('batch.size=8',))
+    """
+    if isinstance(set, str):
+        return (set,)
+    if isinstance(set, Mapping):
+        return tuple(f"{key}={json.dumps(value)}" for key, value in set.items())
+    return tuple(set)
 
 
 def interconnect_in_use(scenario: Scenario, profile: Profile) -> str | None:
@@ -127,21 +160,55 @@ def _names_a_cpu(name: str) -> bool:
     return name == DEFAULT_CPU_PROFILE or (os.path.exists(path) and load_profile(path).device.kind == "cpu")
 
 
-def load_scenario(path: Path, assignments: Iterable[str] = ()) -> Scenario:
-    """Read and check one scenario file; ``assignments`` as in :func:`load_question`.
+def load_scenario(path: str | os.PathLike[str], set: Assignments = ()) -> Scenario:
+    """Read and check one scenario file.
+
+    Parameters
+    ----------
+    path : str or path
+        A YAML scenario.
+    set : iterable of str or mapping
+        As in :func:`load_question`; values of the profile are left out here.
 
     Raises
     ------
     PerfModelError
         If it is unreadable, not a mapping, newer than this perfmodel, or breaks a rule (the sentence names the key).
+
+    Examples
+    --------
+    >>> load_scenario("scenarios/gpt2.7b.yaml", {"batch.size": 2}).batch.size
+    2
     """
+    path = Path(path)
     data = {"version": 1} | _read_mapping(path)
-    for key, value in map(parse_assignment, assignments):
-        if not _is_of_profile(key):
-            _assign(data, key, value, key)
+    _assign_own(data, assignment_texts(set))
     refuse_not_finite(data, str(path), WRITE_NUMBER)
     check_version(path, data, SCENARIO_VERSION, REMEDY)
     return parse_scenario(data, str(path)).found_in(path.resolve().parent)
+
+
+def with_own_assignments(scenario: Scenario, assignments: Iterable[str]) -> Scenario:
+    """The scenario with its own values of ``--set``; those of the profile are left out.
+
+    Raises
+    ------
+    PerfModelError
+        If a key is unknown or a value breaks a rule.
+    """
+    assignments = tuple(assignments)
+    if all(map(_is_of_profile, assigned_keys(assignments))):
+        return scenario
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    _assign_own(data, assignments)
+    refuse_not_finite(data, "--set", WRITE_NUMBER)
+    return parse_scenario(data, "--set").found_in(scenario.folder)
+
+
+def _assign_own(data: dict[str, Any], assignments: Iterable[str]) -> None:
+    for key, value in map(parse_assignment, assignments):
+        if not _is_of_profile(key):
+            _assign(data, key, value, key)
 
 
 def parse_scenario(data: dict[str, Any], where: str) -> Scenario:
