@@ -24,6 +24,7 @@ from calibrate.timing.cuda_stopwatch import LONGEST_HOLD_S, MARGIN, SLACK_S, Cud
 from calibrate.timing.host_stopwatch import timed
 from calibrate.timing.paired import Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import call_record, relative_spread
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import CallRecord, CollectiveRecord, collective_key
 from perfmodel.units import KIB, MIB
 
@@ -287,7 +288,7 @@ def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]
             yield name, timed_after_work(partial(call, False), reference, device)[0]
             seconds, work = timed_after_work(partial(call, True), reference, device)
             work.wait()
-            yield f"{name} async", seconds
+            yield host_calls.asynchronous(name), seconds
 
     samples_s = paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)
     samples_s |= _rows(shard, reference)
@@ -302,7 +303,10 @@ def _rows(tensor: torch.Tensor, reference: HostReference) -> dict[str, list[floa
         synchronize(tensor.device.type)
         begun = [timed(lambda: dist.broadcast(tensor, 0, async_op=True)) for _ in range(ROW)]
         waited_s = [timed(work.wait)[0] for _, work in begun]
-        yield "broadcast async again", statistics.mean(seconds for seconds, _ in begun[1:])
-        yield "wait again", statistics.mean(waited_s[1:])
+        yield (
+            host_calls.repeated(host_calls.asynchronous("broadcast")),
+            statistics.mean(seconds for seconds, _ in begun[1:]),
+        )
+        yield host_calls.repeated(host_calls.WAIT), statistics.mean(waited_s[1:])
 
     return paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)

@@ -31,11 +31,11 @@ from calibrate.this_machine.launcher import Ranks
 from calibrate.timing.host_stopwatch import no_collection, timed
 from calibrate.timing.paired import Timings, paired_samples
 from calibrate.timing.samples import call_record
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import MESSAGES, CallRecord, CollectiveRecord, ContentionRecord
 
 LADDER_S = 5.0  # for all passes over the sizes
 PAIRS_S = 12.0  # for kernels beside messages
-ISEND, IRECV, BATCH = "isend", "irecv", "batch_isend_irecv"
 NUMEL = 1024  # of a message whose call is timed
 
 
@@ -137,12 +137,12 @@ def call_records(device: str, reference: HostReference, rank: int, ranks: int) -
 
     def one_round() -> Timings:
         for name, start in starts.items():
-            for count, ending in ((1, ""), (ROW, " again")):
+            for count, called in ((1, str), (ROW, host_calls.repeated)):
                 reference.disturb(1)
                 synchronize(device)
                 started_s, waited_s = _row(start, count)
-                yield f"{name}{ending}", started_s
-                yield f"{name} wait{ending}", waited_s
+                yield called(name), started_s
+                yield called(host_calls.wait_for(name)), waited_s
 
     samples_s = paired_samples(reference, one_round, rounds=CALL_ROUNDS, warm_up=CALL_WARM_UP)
     return {name: call_record(values_s) for name, values_s in samples_s.items()}
@@ -154,7 +154,7 @@ def _starts(device: str, rank: int, ranks: int) -> dict[str, Callable[[], Sequen
     """
     peer, tensors = rank ^ 1, [torch.zeros(NUMEL, device=device) for _ in range(2)]
     if peer >= ranks:
-        return {name: lambda: () for name in (ISEND, IRECV, BATCH)}
+        return {name: lambda: () for name in host_calls.MESSAGES}
 
     def single(operation: Callable[..., Any], tensor: torch.Tensor) -> Callable[[], Sequence[Any]]:
         key = "group_dst" if operation is dist.isend else "group_src"
@@ -171,8 +171,9 @@ def _starts(device: str, rank: int, ranks: int) -> dict[str, Callable[[], Sequen
         return works
 
     send, receive = single(dist.isend, tensors[0]), single(dist.irecv, tensors[1])
-    first = {ISEND: send, IRECV: receive} if rank < peer else {IRECV: receive, ISEND: send}
-    return first | {BATCH: batch}
+    pair = {host_calls.ISEND: send, host_calls.IRECV: receive}
+    first = pair if rank < peer else dict(reversed(pair.items()))
+    return first | {host_calls.BATCH: batch}
 
 
 def _row(start: Callable[[], Sequence[Any]], count: int) -> tuple[float, float]:

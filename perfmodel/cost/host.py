@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import REFERENCE, Interconnect
 from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
@@ -92,37 +93,48 @@ def host_costs(
     return found
 
 
-AGAIN = " again"  # ends the name of a call that comes right after one like it
-MEMORY = " MiB"  # likewise of what the host does to so much memory
-
-# What a call consists of that was measured as a whole, where an interconnect's was not.
-_PARTS: dict[str, tuple[str, ...]] = {
-    "fsdp forward group": ("all_gather", "launch", "launch"),
-    "fsdp gather group": ("all_gather", "launch", "launch"),
-    "fsdp reduce group": ("reduce_scatter", "launch"),
-    "fsdp forward parameter": (),
-    "fsdp gather parameter": (),
-    "fsdp reduce parameter": (),
-    "dtensor clip": ("launch", "all_reduce async", "wait"),
+# What a call that was not measured is taken to consist of, where that is not one launch.
+_CONSISTS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(host_calls.DTENSOR_CALLS, ()),  # nothing is known of them
+    **dict.fromkeys(map(host_calls.fsdp_parameter, host_calls.FSDP_HOOKS), ()),
+    host_calls.fsdp_group("forward"): ("all_gather", host_calls.LAUNCH, host_calls.LAUNCH),
+    host_calls.fsdp_group("gather"): ("all_gather", host_calls.LAUNCH, host_calls.LAUNCH),
+    host_calls.fsdp_group("reduce"): ("reduce_scatter", host_calls.LAUNCH),
+    host_calls.over_dtensors(host_calls.CLIP): (
+        host_calls.LAUNCH,
+        host_calls.asynchronous("all_reduce"),
+        host_calls.WAIT,
+    ),
 }
 
 
 def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -> float:
-    """Of a call that a strategy inserts: as measured on the interconnect, or else what it consists of: a call of one
-    launch; of DTensors nothing that is known. What an optimizer on the CPU takes must be measured.
+    """Return the host seconds of a call that a strategy inserts.
+
+    They are what was measured over this interconnect; else, for a repeated call, those of the first one; else the sum
+    of what the call consists of; else those of one call of one launch.
+
+    Raises
+    ------
+    PerfModelError
+        If the call is an optimizer's on the host and was not measured.
+    ValueError
+        If no host call has that name.
     """
+    if call not in host_calls.NAMES:
+        raise ValueError(f"a host call must have a name of perfmodel.hardware.host_calls (got {call!r})")
     if interconnect is not None and call in interconnect.host:
         return interconnect.host[call].time_s
-    if call.startswith("cpu "):
+    if call in host_calls.HOST_OPTIMIZER_CALLS:
         raise PerfModelError(
             f"the interconnect must have been measured for {call!r}, what the optimizer takes the host with "
             "parallelism.fsdp.offload (it was not). Measure it again with `perfmodel calibrate --interconnect`."
         )
-    if call.endswith(AGAIN):
-        return _call_seconds(call.removesuffix(AGAIN), costs, interconnect)
-    if call in _PARTS:
-        return sum(_call_seconds(part, costs, interconnect) for part in _PARTS[call])
-    return 0.0 if call.startswith("dtensor ") else costs.seconds("call") + costs.seconds("launch")
+    if (first := host_calls.first_of(call)) != call:
+        return _call_seconds(first, costs, interconnect)
+    if call in _CONSISTS_OF:
+        return sum(_call_seconds(inner, costs, interconnect) for inner in _CONSISTS_OF[call])
+    return costs.seconds("call") + costs.seconds("launch")
 
 
 def missing_host_costs(profile: Profile, scenario: Scenario) -> list[str]:
@@ -141,7 +153,7 @@ def paced_by_host(program: Program) -> np.ndarray:
     second-two-gpu-node and third-two-gpu-node, gpt-medium-mixed-offload-nvlink2-zero3).
     """
     columns = program.instructions
-    by_host = np.array([not call.endswith(MEMORY) for call in (*columns.calls, "")])
+    by_host = np.array([call not in host_calls.PACED_BY_MEMORY for call in (*columns.calls, "")])
     return np.asarray(by_host[columns.call])
 
 

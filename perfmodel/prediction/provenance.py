@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from perfmodel.cost.collectives import CollectiveCost, extrapolation
-from perfmodel.cost.host import AGAIN, missing_host_costs
+from perfmodel.cost.host import missing_host_costs
 from perfmodel.cost.kernels.estimates import HARDLY_KNOWN, factor_of_spread
 from perfmodel.cost.kernels.scaling import before_scaling
 from perfmodel.cost.routing import Route
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import MESSAGES, REFERENCE, Interconnect, Role
 from perfmodel.hardware.profile import Profile
 from perfmodel.prediction.prediction import KernelUse
@@ -25,9 +26,6 @@ from perfmodel.units import format_bytes, format_bytes_per_s, format_flops_per_s
 if TYPE_CHECKING:
     from perfmodel.simulate.memory.walk import MemoryTimeline
 
-OF_SHARDING = ("fsdp ", "dtensor ")  # begin calls that programs of fully_shard make
-OF_MESSAGES = ("isend", "irecv", "batch_isend_irecv")  # likewise, and programs of pipelines
-OF_PIPELINES = ("pp ",)
 UNSTEADY = 1e-3  # ranks' steps differ by more
 KERNEL_SOURCES = ("exact", "curve", "extrapolated", "estimated", "roofline")
 NAMED = 4  # operators that a warning names at most
@@ -290,7 +288,7 @@ def communication_warnings(ranks: Sequence[Talk], profile: Profile, own: str) ->
     ran = [row for each in ranks for row in zip(each.program.collectives, each.costs, each.routes, strict=True)]
     yield from dict.fromkeys(_extrapolated(each, route) for each, cost, route in ran if cost.source == "extrapolated")
     made = dict.fromkeys(call for each in ranks for call in each.program.instructions.calls)
-    calls = [call for call in made if call.startswith(OF_SHARDING)]
+    calls = [call for call in made if call in host_calls.FSDP_CALLS | host_calls.DTENSOR_CALLS]
     if calls and profile.device.kind == "cuda" and not profile.launch.waiting_gap_s:
         yield (
             "the profile has no waiting_gap_s (kernels are taken to follow each other as closely while other streams "
@@ -331,10 +329,10 @@ def _missing_of_messages(interconnect: Interconnect, calls: Iterable[str]) -> It
     those that cost the host what they cost over this one.
     """
     known = interconnect.host.keys() - {REFERENCE}
-    lacking = [call for call in calls if known and call.removesuffix(AGAIN) not in known]
-    if any(call.startswith(OF_MESSAGES) for call in lacking):
+    lacking = [call for call in calls if known and host_calls.first_of(call) not in known]
+    if any(call in host_calls.MESSAGE_CALLS for call in lacking):
         yield "no times of messages' calls (each is taken to cost no more than a kernel's launch)"
-    if any(call.startswith(OF_PIPELINES) for call in lacking):
+    if any(call in host_calls.PIPELINE_CALLS for call in lacking):
         yield "no times of the pipeline's own calls (each is taken to cost no more than a kernel's launch)"
     roles = [role for role in get_args(Role) if role not in interconnect.message_couplings]
     if roles:

@@ -8,6 +8,7 @@ from perfmodel.cost.collectives import largest_group, measured_groups, nodes_of
 from perfmodel.cost.routing import route_of
 from perfmodel.cost.transfers import transfer_cost
 from perfmodel.errors import PerfModelError
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.pipeline.orders import SPLITTING, check_schedule
@@ -35,7 +36,6 @@ OF_STRATEGIES = {
     "parameters_as_bucket_view": ("zero1",),
     "fsdp": ("zero2", "zero3"),
 }
-NOT_OVER_DTENSORS = ("optimizer sgd fused", "optimizer sgd-momentum fused")  # torch 2.13 has no rule for them
 
 
 def check_supported(scenario: Scenario, profile: Profile) -> None:
@@ -183,7 +183,7 @@ def _check_fsdp(scenario: Scenario, profile: Profile) -> None:
     if scenario.parallelism.dp == 1:
         _check_alone(section)
     _check_policy(scenario, section.mixed_precision)
-    if optimizer_prefix(scenario.model_dump(include={"optimizer"})) in NOT_OVER_DTENSORS:
+    if optimizer_prefix(scenario.model_dump(include={"optimizer"})) in host_calls.NOT_OVER_DTENSORS:
         raise PerfModelError(
             f"optimizer.implementation must not be fused for sgd with parallelism.strategy "
             f"{scenario.parallelism.strategy} (got fused): torch cannot run it over sharded parameters. Use foreach."

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.program import (
     COLLECTIVE,
     COMPUTE,
@@ -151,7 +152,10 @@ def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list
 
 def waits_in_a_row(marks: Sequence[int]) -> list[Instruction]:
     """Of the host for collectives that it began, one after the other."""
-    return [Instruction(WAIT, mark, call="wait again" if index else "wait") for index, mark in enumerate(marks)]
+    return [
+        Instruction(WAIT, mark, call=host_calls.repeated(host_calls.WAIT) if index else host_calls.WAIT)
+        for index, mark in enumerate(marks)
+    ]
 
 
 def vector(count: int, dtype: str) -> TensorSpec:

@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import WAIT, Instruction
 from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
@@ -56,18 +57,18 @@ def share_infinities(builder: ProgramBuilder) -> None:
     copy_back = Operation("aten.copy_.default", (FOUND_INFINITY, FOUND_INFINITY), outputs=(FOUND_INFINITY,))
     for put, trace, events, segment in _phases(builder, (CLIP, OPTIMIZER)):
         for event in _calls(trace, events, segment, UNSCALE):
-            put(event + 1, *_functional(builder, FOUND_INFINITY, (builder.launch(copy_back, "launch"),)))
+            put(event + 1, *_functional(builder, FOUND_INFINITY, (builder.launch(copy_back, host_calls.LAUNCH),)))
 
 
 def _functional(builder: ProgramBuilder, tensor: TensorSpec, use: tuple[Instruction, ...] = ()) -> list[Instruction]:
     """A functional all-reduce of the tensor, awaited, and what is made of its result."""
     storage, kind = builder.new_storage(), StorageKind.TEMPORARY
-    rows, mark = builder.beside(tensor.dtype, tensor.bytes, "all_reduce async")
+    rows, mark = builder.beside(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
     return [
-        builder.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), "launch"),
+        builder.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), host_calls.LAUNCH),
         Instruction(EventKind.ALLOC, storage, tensor.bytes, holds=kind),
         *rows,
-        Instruction(WAIT, mark, call="wait"),
+        Instruction(WAIT, mark, call=host_calls.WAIT),
         *use,
         Instruction(EventKind.FREE, storage, holds=kind),
     ]

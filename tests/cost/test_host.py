@@ -376,6 +376,15 @@ def test_calls_that_strategies_insert_cost_what_was_measured_or_what_they_consis
     assert found(**measured) == [8, 400, 14, 180, 60]
 
 
+def test_a_call_that_no_table_names_is_refused() -> None:
+    program = program_of(("forward", 0, [op("mm")]))
+    program = replace(program, insertions=(Insertion(0, 0, (Instruction(HOST, call="all_reduse"),)),))
+    measured = Interconnect(backend="nccl", host={"all_reduse": CallRecord(time_s=1.0)})
+    for interconnect in (None, measured):
+        with pytest.raises(ValueError, match="all_reduse"):
+            host_costs(program, profile_of({}), "fp32", interconnect)
+
+
 def test_an_optimizer_on_the_host_takes_what_was_measured() -> None:
     parts = tuple(Parameter(str(n), TensorSpec.parse("float32[8]@cpu"), n) for n in range(2))
     program = program_of(("optimizer", -1, []), parameters=2)

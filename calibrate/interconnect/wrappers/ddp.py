@@ -19,6 +19,7 @@ from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, linear
 from calibrate.timing.host_stopwatch import no_collection, timed
 from calibrate.timing.paired import Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import call_record, relative_spread
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import REFERENCE, CallRecord
 
 COUNTS = (8, 64)  # parameters of the models that DDP is measured on
@@ -47,14 +48,14 @@ def _calls(device: str, reference: HostReference) -> dict[str, CallRecord]:
 
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
-        "all_reduce async": start,
-        "wait": wait,
+        host_calls.asynchronous("all_reduce"): start,
+        host_calls.WAIT: wait,
     }
 
     def one_round() -> Timings:
         for name, call in calls.items():
             # the wait comes right after what it waits for
-            seconds, _ = timed(call) if name == "wait" else timed_after_work(call, reference, device)
+            seconds, _ = timed(call) if name == host_calls.WAIT else timed_after_work(call, reference, device)
             yield name, seconds
 
     samples_s = paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)
@@ -76,7 +77,9 @@ def _ddp(device: str, reference: HostReference) -> dict[str, CallRecord]:
     each, *_ = np.linalg.lstsq(np.array(rows, dtype=float), np.array(backward_s), rcond=None)
     spread = max(spreads)
     return {
-        "ddp forward": CallRecord(time_s=max(statistics.median(forward_s), 0.0), spread=spread, samples=ROUNDS),
-        "ddp parameter": CallRecord(time_s=max(float(each[0]), 0.0), spread=spread, samples=ROUNDS),
-        "ddp bucket": CallRecord(time_s=max(float(each[1]), 0.0), spread=spread, samples=ROUNDS),
+        host_calls.DDP_FORWARD: CallRecord(
+            time_s=max(statistics.median(forward_s), 0.0), spread=spread, samples=ROUNDS
+        ),
+        host_calls.DDP_PARAMETER: CallRecord(time_s=max(float(each[0]), 0.0), spread=spread, samples=ROUNDS),
+        host_calls.DDP_BUCKET: CallRecord(time_s=max(float(each[1]), 0.0), spread=spread, samples=ROUNDS),
     }

@@ -24,18 +24,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from calibrate.host.optimizers import CLIP, IMPLEMENTATIONS, ZERO_GRAD, give_gradients, loop_of
+from calibrate.host.optimizers import CLIP, ZERO_GRAD, give_gradients, loop_of
 from calibrate.host.reference import HostReference
 from calibrate.interconnect.collectives import Wanted, collective_call
 from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, WIDTH, linears, step_seconds
 from calibrate.timing.host_stopwatch import timed
 from calibrate.timing.paired import Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import relative_spread
+from perfmodel.hardware import host_calls
+from perfmodel.hardware.host_calls import FsdpHook
 from perfmodel.hardware.interconnect import CallRecord
-from perfmodel.prediction.support import NOT_OVER_DTENSORS
 
 MODELS = ((2, 2), (8, 2), (2, 16), (8, 16))  # groups, and parameters of each
-LOOPS = (CLIP, ZERO_GRAD, *(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS))
+LOOPS = (CLIP, ZERO_GRAD, *host_calls.OPTIMIZERS_OVER_DTENSORS)
 COUNTS = (4, 32)  # parameters that loops run over
 LOOP_ROUNDS, LOOP_WARM_UP = 9, 2
 
@@ -95,15 +96,16 @@ def _shape_times(groups: int, parameters: int, mesh: DeviceMesh, reference: Host
 def group_records(shapes: Sequence[ShapeTimes]) -> dict[str, CallRecord]:
     """Return what groups of parameters add to forward and backward, from times of the shapes of :data:`MODELS`."""
     rows = [(groups, groups * parameters) for groups, parameters in MODELS]
-    added_s = {
+    added_s: dict[FsdpHook, list[float]] = {
         "forward": [each.freeing.forward_s - each.plain.forward_s - each.gathers_s for each in shapes],
         "reduce": [each.keeping.backward_s - each.plain.backward_s - each.reductions_s for each in shapes],
         "gather": [each.freeing.backward_s - each.keeping.backward_s - each.gathers_s for each in shapes],
     }
     spread = max(step.spread for each in shapes for step in (each.freeing, each.keeping))
     records: dict[str, CallRecord] = {}
-    for name, values_s in added_s.items():
-        records |= line((f"fsdp {name} group", f"fsdp {name} parameter"), rows, values_s, spread, ROUNDS)
+    for hook, values_s in added_s.items():
+        names = host_calls.fsdp_group(hook), host_calls.fsdp_parameter(hook)
+        records |= line(names, rows, values_s, spread, ROUNDS)
     return records
 
 
@@ -143,7 +145,8 @@ def _loops(mesh: DeviceMesh, reference: HostReference) -> dict[str, CallRecord]:
             held_up_s = blocked_s("all_reduce", 1, 1, mesh, reference) if prefix == CLIP else 0.0
             wanted_s.append(statistics.median(sharded_s) - statistics.median(plain_s) - held_up_s)
             spreads.append(relative_spread(sharded_s))
-        found |= line((f"dtensor {prefix}", f"dtensor {prefix} parameter"), rows, wanted_s, max(spreads), LOOP_ROUNDS)
+        call = host_calls.over_dtensors(prefix)
+        found |= line((call, host_calls.per_parameter(call)), rows, wanted_s, max(spreads), LOOP_ROUNDS)
     return found
 
 

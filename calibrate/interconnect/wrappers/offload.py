@@ -21,19 +21,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-from calibrate.host.optimizers import IMPLEMENTATIONS, give_gradients, loop_of
+from calibrate.host.optimizers import give_gradients, loop_of
 from calibrate.host.reference import HostReference, synchronize
 from calibrate.interconnect.wrappers.fsdp import COUNTS, LOOP_ROUNDS, LOOP_WARM_UP, line
 from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, WIDTH, linears
 from calibrate.timing.host_stopwatch import timed
 from calibrate.timing.paired import Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import call_record, relative_spread
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import CallRecord
-from perfmodel.prediction.support import NOT_OVER_DTENSORS
-from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
 from perfmodel.units import MIB
 
-OPTIMIZERS = tuple(prefix for prefix in IMPLEMENTATIONS if prefix not in NOT_OVER_DTENSORS)
 LARGE, LARGE_MIB = 24, 8  # many times what fits into a cache, and each as large as those of models
 LARGE_ROUNDS = 5
 
@@ -50,10 +48,10 @@ def optimizer_records(mesh: DeviceMesh, reference: HostReference, large: int = L
     small = [_offloaded(linears(count, mesh.device_type), mesh) for count in COUNTS]
     parts = _offloaded(_large(large, mesh), mesh)
     found: dict[str, CallRecord] = {}
-    for prefix in OPTIMIZERS:
+    for prefix in host_calls.OPTIMIZERS_OVER_DTENSORS:
         small_s = [_samples_s(prefix, each, mesh, reference, LOOP_ROUNDS) for each in small]
         large_s = _samples_s(prefix, parts, mesh, reference, LARGE_ROUNDS, as_timed=True)
-        found |= _records(f"cpu {prefix}", small_s, large_s, large)
+        found |= _records(host_calls.on_host(prefix), small_s, large_s, large)
     return found
 
 
@@ -63,15 +61,15 @@ def _large(count: int, mesh: DeviceMesh) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _records(prefix: str, small_s: list[list[float]], large_s: list[float], large: int) -> dict[str, CallRecord]:
+def _records(call: str, small_s: list[list[float]], large_s: list[float], large: int) -> dict[str, CallRecord]:
     """From samples over few and many small parameters, and over so many large ones."""
     rows, medians_s = [(1, count) for count in COUNTS], [statistics.median(each) for each in small_s]
-    names, spread = (prefix, f"{prefix} parameter"), max(map(relative_spread, small_s))
+    names, spread = (call, host_calls.per_parameter(call)), max(map(relative_spread, small_s))
     found = line(names, rows, medians_s, spread, LOOP_ROUNDS)
-    more_s = statistics.median(large_s) - found[prefix].time_s - large * found[f"{prefix} parameter"].time_s
+    more_s = statistics.median(large_s) - found[names[0]].time_s - large * found[names[1]].time_s
     spread = relative_spread(large_s)
     each = CallRecord(time_s=max(more_s, 0.0) / (large * LARGE_MIB), spread=spread, samples=len(large_s))
-    return found | {f"{prefix} MiB": each}
+    return found | {host_calls.per_mib(call): each}
 
 
 def _offloaded(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
@@ -112,13 +110,16 @@ def _copies(device: str, reference: HostReference) -> dict[str, CallRecord]:
         copied = on_device.to("cpu", non_blocking=True)
         return copied, torch.cuda.current_stream().record_event()
 
-    calls: dict[str, Callable[[], Any]] = {TO_DEVICE: lambda: on_host.to(device, non_blocking=True), TO_HOST: to_host}
+    calls: dict[str, Callable[[], Any]] = {
+        host_calls.COPY_TO_DEVICE: lambda: on_host.to(device, non_blocking=True),
+        host_calls.COPY_TO_HOST: to_host,
+    }
 
     def one_round() -> Timings:
         for name, call in calls.items():
             seconds, result = timed_after_work(call, reference, device)
             synchronize(device)
-            awaited_s = timed(result[1].synchronize)[0] if name == TO_HOST else 0.0
+            awaited_s = timed(result[1].synchronize)[0] if name == host_calls.COPY_TO_HOST else 0.0
             yield name, seconds + awaited_s
 
     samples_s = paired_samples(reference, one_round, rounds=ROUNDS, warm_up=WARM_UP)

@@ -26,6 +26,7 @@ from calibrate.interconnect.wrappers.small_models import ROUNDS, WARM_UP, WIDTH,
 from calibrate.timing.host_stopwatch import timed
 from calibrate.timing.paired import HostStopwatch, Timings, paired_samples, timed_after_work
 from calibrate.timing.samples import relative_spread
+from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import CallRecord
 from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from perfmodel.tracing.stage import prepared_stage
@@ -63,7 +64,7 @@ def pipeline_records(device: str, reference: HostReference, stopwatch: HostStopw
 
     samples_s = paired_samples(reference, one_round, rounds=PAIRS, warm_up=WARM_UP)
     return {
-        f"pp {name}": added(whole_s, samples_s[f"{name}{OWN}"])
+        host_calls.pipeline_action(name): added(whole_s, samples_s[f"{name}{OWN}"])
         for name, whole_s in samples_s.items()
         if not name.endswith(OWN)
     }

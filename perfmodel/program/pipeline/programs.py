@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import COMMUNICATION, ProgramBuilder
 from perfmodel.program.pipeline import schedules
 from perfmodel.program.pipeline.schedules import Action, Await, Compute, Post
@@ -52,7 +53,6 @@ from perfmodel.trace.trace import EventKind, Segment, Trace
 
 PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
-BATCH, SEND, RECEIVE = "batch_isend_irecv", "isend", "irecv"
 
 
 def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, ...]:
@@ -179,12 +179,14 @@ class _Step:
             self._run_once(part, ZERO_GRAD)
         before: Action | None = None
         for action in actions:
-            ending = " again" if type(before) is type(action) else ""
+            is_repeat = type(before) is type(action)
             if isinstance(action, Post):
-                self._pending += self._post(action, ending)
+                self._pending += self._post(action, is_repeat)
             elif isinstance(action, Await):
                 ends = self._ends.pop(action.number)
-                self._pending += [Instruction(WAIT, mark, call=f"{call} wait{ending}") for mark, call in ends]
+                self._pending += [
+                    Instruction(WAIT, mark, call=_named(host_calls.wait_for(call), is_repeat)) for mark, call in ends
+                ]
             elif isinstance(action, Compute):
                 self._compute(action)
             elif self._has_several:  # by whose number torch divides gradients
@@ -212,7 +214,9 @@ class _Step:
         part = TracedStage(action.stage, (action.stage, action.micro_batch) in self._split)
         traced = 0 if action.micro_batch == self._making[action.stage] else 1
         is_whole = action.kind == "W" and action.stage == 0  # its input has no gradient
-        self._pending.append(Instruction(HOST, call=f"pp {PHASES['B' if is_whole else action.kind]}"))
+        self._pending.append(
+            Instruction(HOST, call=host_calls.pipeline_action(PHASES["B" if is_whole else action.kind]))
+        )
         if action.kind == "F":
             self.forwards.setdefault(action.stage, []).append(len(self.runs))
         else:
@@ -226,15 +230,19 @@ class _Step:
             self._pending = []
         self.runs.append(PhaseRun(phase, micro_batch, segment))
 
-    def _post(self, post: Post, ending: str) -> list[Instruction]:
+    def _post(self, post: Post, is_repeat: bool) -> list[Instruction]:
         if post.is_batched:
             kind = "exchange" if len({each.is_send for each in post.messages}) == 2 else "send_recv"
-            return self._together(post.number, post.messages, kind, PIPELINE, COMMUNICATION, BATCH, ending)
+            return self._together(
+                post.number, post.messages, kind, PIPELINE, COMMUNICATION, host_calls.BATCH, is_repeat
+            )
         rows = []
         for each in post.messages:
             pair = f"{PIPELINE} {min(each.peer, self._rank)}-{max(each.peer, self._rank)}"
-            call = SEND if each.is_send else RECEIVE
-            rows += self._together(post.number, (each,), "send_recv", pair, COMMUNICATION + 1 + each.peer, call, ending)
+            call = host_calls.ISEND if each.is_send else host_calls.IRECV
+            rows += self._together(
+                post.number, (each,), "send_recv", pair, COMMUNICATION + 1 + each.peer, call, is_repeat
+            )
         return rows
 
     def _together(
@@ -245,7 +253,7 @@ class _Step:
         group: str,
         stream: int,
         call: str,
-        ending: str,
+        is_repeat: bool,
     ) -> list[Instruction]:
         """Rows of messages that move together."""
         largest = max((self._tensor(each) for each in messages), key=lambda tensor: tensor.bytes)
@@ -260,7 +268,7 @@ class _Step:
         return [
             Instruction(RECORD, start),
             Instruction(WAIT, start, stream=stream),
-            Instruction(COLLECTIVE, index, len(self.exchanges), stream=stream, call=f"{call}{ending}"),
+            Instruction(COLLECTIVE, index, len(self.exchanges), stream=stream, call=_named(call, is_repeat)),
             Instruction(RECORD, end, stream=stream),
         ]
 
@@ -275,6 +283,10 @@ class _Step:
         }[message.kind, message.is_send]
         assert made is not None
         return made.tensor
+
+
+def _named(call: str, is_repeat: bool) -> str:
+    return host_calls.repeated(call) if is_repeat else call
 
 
 def _name(message: schedules.Message) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import REDUCE, ProgramBuilder, ready_gradients, vector, waits_in_a_row
 from perfmodel.program.program import Instruction, Program, single_device_program
 from perfmodel.program.sharding import sharing_of
@@ -64,9 +65,9 @@ def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
         copy_back = Operation("aten._foreach_copy_.default", (tuple(tensors), tuple(tensors)), outputs=())
         rows += [
             Instruction(EventKind.ALLOC, storage, flat.bytes),
-            builder.launch(Operation("aten.cat.default", (views,), outputs=(flat,)), "flatten"),
+            builder.launch(Operation("aten.cat.default", (views,), outputs=(flat,)), host_calls.FLATTEN),
             builder.blocking("all_reduce", flat),
-            builder.launch(copy_back, "unflatten"),
+            builder.launch(copy_back, host_calls.UNFLATTEN),
             Instruction(EventKind.FREE, storage),
         ]
     builder.add_phase(REDUCE, rows)
@@ -77,7 +78,7 @@ def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
     run, marks = builder.last("backward"), []
     for index, event in ready_gradients(builder.trace.steady):
         tensor = builder.trace.parameters[index].tensor
-        rows, mark = builder.beside(tensor.dtype, tensor.bytes, "all_reduce async")
+        rows, mark = builder.beside(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
         builder.insert(run, event, *rows)
         marks.append(mark)
     stop = builder.program.runs[run].segment.stop

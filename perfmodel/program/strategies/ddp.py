@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder, ready_gradients, vector
 from perfmodel.program.program import HOST, WAIT, Insertion, Instruction, PhaseRun, Program, Rebuild
 from perfmodel.program.strategies.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
@@ -25,7 +26,7 @@ from perfmodel.trace.trace import EventKind, Segment, StorageKind, Trace, gradie
 from perfmodel.units import MIB
 
 SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # flat copies in which a wrapped model's state is sent
-COPY_SHARE = 0.5  # of "ddp parameter", which was measured where gradients are copied in and out
+COPY_SHARE = 0.5  # of DDP_PARAMETER, which was measured where gradients are copied in and out
 REBUILD_STEP, REBUILD_STEP_OF_STATIC_GRAPH = 2, 3
 
 
@@ -104,7 +105,7 @@ def _wrap(builder: ProgramBuilder, scenario: Scenario, module: WrappedModule) ->
     runs = builder.program.runs
     for number in module.forwards:
         shared = _share_buffers(builder, module, runs[number])
-        builder.insert(number, runs[number].segment.start, Instruction(HOST, call="ddp forward"), *shared)
+        builder.insert(number, runs[number].segment.start, Instruction(HOST, call=host_calls.DDP_FORWARD), *shared)
     buckets = ddp_buckets(scenario, builder.trace, runs[module.backward].segment)
     marks = _reduce(builder, module, buckets, as_view)
     stop = runs[module.backward].segment.stop
@@ -131,12 +132,12 @@ def _reduce(builder: ProgramBuilder, module: WrappedModule, buckets: Sequence[Bu
     marks: list[int] = []
     for index, event in ready_gradients(trace.steady, segment):
         missing[bucket_of[index]] -= 1
-        rows = [builder.launch(_copy_in(trace.parameters[index].tensor), "ddp parameter", COPY_SHARE)]
+        rows = [builder.launch(_copy_in(trace.parameters[index].tensor), host_calls.DDP_PARAMETER, COPY_SHARE)]
         if index in own:
             rows.append(Instruction(EventKind.FREE, own[index]))
         while len(marks) < len(buckets) and missing[len(marks)] == 0:
             bucket = buckets[len(marks)]
-            more, mark = builder.beside(bucket.dtype, bucket.size_bytes, "ddp bucket")
+            more, mark = builder.beside(bucket.dtype, bucket.size_bytes, host_calls.DDP_BUCKET)
             rows += more
             marks.append(mark)
         builder.insert(module.backward, event, *rows)
@@ -194,13 +195,13 @@ def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun
     tensors = tuple(vector(max(size_bytes // 4, 1), "float32") for size_bytes in sizes)
     whole = vector(sum(tensor.numel for tensor in tensors), "float32")
     storage = builder.new_storage()
-    rows, mark = builder.beside("float32", whole.bytes, "all_reduce async", "broadcast")
+    rows, mark = builder.beside("float32", whole.bytes, host_calls.asynchronous("all_reduce"), "broadcast")
     return [
         Instruction(EventKind.ALLOC, storage, whole.bytes),
-        builder.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), "flatten"),
+        builder.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), host_calls.FLATTEN),
         *rows,
-        Instruction(WAIT, mark, call="wait"),
-        *(builder.launch(_copy_out(tensor), "copy") for tensor in tensors),
+        Instruction(WAIT, mark, call=host_calls.WAIT),
+        *(builder.launch(_copy_out(tensor), host_calls.COPY) for tensor in tensors),
         Instruction(EventKind.FREE, storage),
     ]
 
@@ -211,10 +212,10 @@ def _ddp_end(
     """Each bucket is awaited, and, where gradients are not views of it, copied out before the next is."""
     rows: list[Instruction] = []
     for bucket, mark in zip(buckets, marks, strict=True):
-        rows.append(Instruction(WAIT, mark, call="wait"))
+        rows.append(Instruction(WAIT, mark, call=host_calls.WAIT))
         if not as_view:
             tensors = [builder.trace.parameters[index].tensor for index in bucket.parameters]
-            rows += [builder.launch(_copy_out(tensor), "ddp parameter", COPY_SHARE) for tensor in tensors]
+            rows += [builder.launch(_copy_out(tensor), host_calls.DDP_PARAMETER, COPY_SHARE) for tensor in tensors]
     return rows
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import REDUCE, ProgramBuilder, vector, waits_in_a_row
 from perfmodel.program.gradient_clipping import clip_flat_parts
 from perfmodel.program.program import Instruction, Program
@@ -77,7 +78,7 @@ def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
             own = gradient_storages(trace, events)
             rows += [
                 Instruction(EventKind.ALLOC, made, whole.bytes),
-                builder.launch(flatten, "flatten"),
+                builder.launch(flatten, host_calls.FLATTEN),
                 *(Instruction(EventKind.FREE, own[index]) for index in indices if index in own),
                 Instruction(EventKind.ALLOC, gradient, shard.bytes),
                 builder.blocking("reduce_scatter", whole),
@@ -122,12 +123,13 @@ def _broadcast(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """
     tensors = [parameter.tensor for parameter in builder.trace.parameters]
     owned = owned_by_rank(tensors, builder.ranks)
+    first_call = host_calls.asynchronous("broadcast")
     as_view = bool(scenario.parallelism.parameters_as_bucket_view)
     rows: list[Instruction] = []
     marks: list[int] = []
     for indices in owned:
         for size_bytes in _sizes([tensors[index] for index in indices], as_view):
-            call = "broadcast async again" if marks else "broadcast async"
+            call = host_calls.repeated(first_call) if marks else first_call
             more, mark = builder.beside(tensors[0].dtype, size_bytes, call, "broadcast")
             rows += more
             marks.append(mark)

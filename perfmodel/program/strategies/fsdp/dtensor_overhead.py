@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import HOST, Instruction
 from perfmodel.trace.trace import EventKind
 
 
-def add_dtensor_calls(builder: ProgramBuilder, phase: str, what: str) -> None:
+def add_dtensor_calls(builder: ProgramBuilder, phase: str, loop: str) -> None:
     """Spread what the phase takes more over DTensors evenly over its operators, each of which it comes before.
 
-    seconds = a + b n, with ``dtensor <what>`` for a, ``dtensor <what> parameter`` for b, and n parameters of this rank
+    seconds = a + b n, with ``dtensor <loop>`` for a, ``dtensor <loop> parameter`` for b, and n parameters of this rank
     (all of them, where the trace has no share).
     """
     trace = builder.trace
@@ -21,10 +22,11 @@ def add_dtensor_calls(builder: ProgramBuilder, phase: str, what: str) -> None:
     number = builder.last(phase)
     segment = builder.program.runs[number].segment
     operators = segment.start + np.flatnonzero(trace.steady.kind[segment.start : segment.stop] == EventKind.OP)
+    call = host_calls.over_dtensors(loop)
     each = 1 / max(len(operators), 1)
     rows = (
-        Instruction(HOST, call=f"dtensor {what}", share=each),
-        Instruction(HOST, call=f"dtensor {what} parameter", share=count * each),
+        Instruction(HOST, call=call, share=each),
+        Instruction(HOST, call=host_calls.per_parameter(call), share=count * each),
     )
     for event in operators.tolist() if len(operators) else [segment.stop]:
         builder.insert(number, event, *rows)

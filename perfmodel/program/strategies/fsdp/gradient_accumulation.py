@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import Instruction, PhaseRun, Program
 from perfmodel.program.sharding import in_dtype
@@ -55,7 +56,7 @@ class Accumulation:
                 computed = self._tensor(index)
                 total = in_dtype(computed, self.dtype)
                 addition = Operation("aten.add_.Tensor", (total, computed), outputs=(total,))
-                rows += [self.builder.launch(addition, "launch"), *self._free(index)]
+                rows += [self.builder.launch(addition, host_calls.LAUNCH), *self._free(index)]
         return rows
 
     def keep(self, parameters: Sequence[int]) -> list[Instruction]:
@@ -68,7 +69,7 @@ class Accumulation:
                 cast = Operation("aten._to_copy.default", (computed,), (("dtype", f"torch.{self.dtype}"),), (total,))
                 self._kept[index] = storage
                 rows += [
-                    self.builder.launch(cast, "launch"),
+                    self.builder.launch(cast, host_calls.LAUNCH),
                     Instruction(EventKind.ALLOC, storage, total.bytes),
                     *self._free(index),
                 ]

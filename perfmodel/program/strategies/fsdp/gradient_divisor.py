@@ -5,6 +5,7 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``_get_gradien
 
 from __future__ import annotations
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import Instruction
 from perfmodel.trace.operation import Operation, TensorSpec
@@ -32,5 +33,7 @@ def divided(builder: ProgramBuilder, tensor: TensorSpec, divisor: float, stream:
     if divisor == 1:
         return []
     return [
-        builder.launch(Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), "launch", stream=stream)
+        builder.launch(
+            Operation("aten.div_.Tensor", (tensor, divisor), outputs=(tensor,)), host_calls.LAUNCH, stream=stream
+        )
     ]

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfmodel.hardware import host_calls
 from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Instruction
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
-
-TO_DEVICE, TO_HOST = "copy to device", "copy to host"  # calls
 
 
 class Copies:
@@ -44,12 +43,12 @@ class Copies:
         ends: list[Instruction] = []
         for part, wanted in zip(kept, sent, strict=True):
             copied, end = self._made(part, stream)
-            rows += [self._editor.launch(_copy(part, "cpu", "cuda"), TO_DEVICE, stream=stream), copied]
+            rows += [self._editor.launch(_copy(part, "cpu", "cuda"), host_calls.COPY_TO_DEVICE, stream=stream), copied]
             if wanted.dtype != part.dtype:
                 cast = Operation("aten._to_copy.default", (part,), (("dtype", f"torch.{wanted.dtype}"),), (wanted,))
                 copy_end = end
                 copied, end = self._made(wanted, stream)
-                rows += [self._editor.launch(cast, "launch", stream=stream), copied, copy_end]
+                rows += [self._editor.launch(cast, host_calls.LAUNCH, stream=stream), copied, copy_end]
             ends.append(end)
         return rows, ends[::-1]  # a list is given up from its end
 
@@ -68,7 +67,7 @@ class Copies:
         for index, mark in zip(parameters, marks, strict=True):
             part = self._parts.get(self._editor.trace.parameters[index].name)
             if part is not None:
-                rows.append(self._editor.launch(_copy(part, "cuda", "cpu"), TO_HOST, stream=stream))
+                rows.append(self._editor.launch(_copy(part, "cuda", "cpu"), host_calls.COPY_TO_HOST, stream=stream))
             rows.append(Instruction(RECORD, mark, stream=stream))
         return rows
 
@@ -87,12 +86,12 @@ def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
 
 def step_on_host(builder: ProgramBuilder) -> None:
     """Put the optimizer's step over this rank's parts into its phase, as work of the host."""
-    parts, prefix = builder.trace.optimized or (), f"cpu {optimizer_prefix(builder.trace.workload)}"
+    parts, call = builder.trace.optimized or (), host_calls.on_host(optimizer_prefix(builder.trace.workload))
     number = builder.last("optimizer")
     builder.insert(
         number,
         builder.program.runs[number].segment.stop,
-        Instruction(HOST, call=prefix),
-        Instruction(HOST, call=f"{prefix} parameter", share=float(len(parts))),
-        Instruction(HOST, call=f"{prefix} MiB", share=sum(each.tensor.bytes for each in parts) / MIB),
+        Instruction(HOST, call=call),
+        Instruction(HOST, call=host_calls.per_parameter(call), share=float(len(parts))),
+        Instruction(HOST, call=host_calls.per_mib(call), share=sum(each.tensor.bytes for each in parts) / MIB),
     )

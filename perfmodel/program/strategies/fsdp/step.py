@@ -22,6 +22,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.hardware import host_calls
+from perfmodel.hardware.host_calls import FsdpHook
 from perfmodel.program.builder import ProgramBuilder, vector
 from perfmodel.program.gradient_clipping import clip_dtensors, share_infinities
 from perfmodel.program.program import HOST, RECORD, WAIT, Insertion, Instruction, Members, PhaseRun, Program
@@ -70,13 +72,13 @@ def _gradients_of(group: Group) -> tuple[int, int]:
     return group.storages.scattered, group.storages.gradient
 
 
-def _host_calls(what: str, parameters: int) -> list[Instruction]:
+def _host_calls(hook: FsdpHook, parameters: int) -> list[Instruction]:
     """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty.
     Those of a policy (casts, divisions) come on top.
     """
     return [
-        Instruction(HOST, call=f"fsdp {what} group"),
-        Instruction(HOST, call=f"fsdp {what} parameter", share=float(parameters)),
+        Instruction(HOST, call=host_calls.fsdp_group(hook)),
+        Instruction(HOST, call=host_calls.fsdp_parameter(hook), share=float(parameters)),
     ]
 
 
@@ -149,9 +151,9 @@ class _Step:
             rows += [Instruction(RECORD, mark), Instruction(WAIT, mark, stream=stream)]
         return rows
 
-    def _host(self, group: Group, what: str) -> list[Instruction]:
+    def _host(self, group: Group, hook: FsdpHook) -> list[Instruction]:
         """What the host does where a group is copied out, its gather included, wherever that was begun."""
-        return [] if group.module in self._whole else _host_calls(what, len(group.parameters))
+        return [] if group.module in self._whole else _host_calls(hook, len(group.parameters))
 
     def _gather(self, group: Group) -> list[Instruction]:
         """Begin to gather, unless that was begun ahead or the parameters are there."""
@@ -199,7 +201,7 @@ class _Step:
         kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
             Instruction(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
-            self.builder.launch(foreach_copy(shards, kept), "launch", stream=COPY_IN),
+            self.builder.launch(foreach_copy(shards, kept), host_calls.LAUNCH, stream=COPY_IN),
         ]
         return begin, [Instruction(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
@@ -250,7 +252,7 @@ class _Step:
         for part, index, freed in zip(group.parts, group.parameters, self._give_up(group), strict=True):
             own = self.sizes.part(index, among.ranks)
             rows += [
-                self.builder.launch(Operation("aten.clone.default", (own,), outputs=(own,)), "launch"),
+                self.builder.launch(Operation("aten.clone.default", (own,), outputs=(own,)), host_calls.LAUNCH),
                 Instruction(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
                 freed,
             ]
@@ -368,7 +370,7 @@ class _Step:
         if is_cast:
             cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{kept.dtype}"),), (kept,))
             more += [
-                self.builder.launch(cast, "launch", stream=stream),
+                self.builder.launch(cast, host_calls.LAUNCH, stream=stream),
                 Instruction(EventKind.ALLOC, group.storages.gradient, kept.bytes, stream=stream),
             ]
             if replicas is None:

@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from calibrate.host.reference import HostReference
 from calibrate.interconnect.wrappers.fsdp import COUNTS
-from calibrate.interconnect.wrappers.offload import LARGE_MIB, OPTIMIZERS, _records, offload_records, optimizer_records
+from calibrate.interconnect.wrappers.offload import LARGE_MIB, _records, offload_records, optimizer_records
+from perfmodel.hardware import host_calls
 
 
 def test_parameters_and_their_size_are_told_apart() -> None:
@@ -26,7 +27,7 @@ def test_every_optimizer_steps_over_parts_in_host_memory() -> None:
         found = optimizer_records(init_device_mesh("cpu", (1,)), HostReference("cpu", None), large=1)
     finally:
         dist.destroy_process_group()
-    assert found.keys() == {f"cpu {prefix}{of}" for prefix in OPTIMIZERS for of in ("", " parameter", " MiB")}
+    assert found.keys() == host_calls.HOST_OPTIMIZER_CALLS
     large_s, small_s = (found[f"cpu optimizer adamw foreach{of}"].time_s for of in (" MiB", " parameter"))
     assert large_s > small_s > 0
 

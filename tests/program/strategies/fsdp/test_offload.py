@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfmodel.hardware.host_calls import COPY_TO_DEVICE, COPY_TO_HOST
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.prediction.predict import predict
 from perfmodel.program.program import BY_HOST, HOST, WAIT, Program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.program.sharding import padded_shard_of, shard_of
-from perfmodel.program.strategies.fsdp.offload import TO_DEVICE, TO_HOST
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.trace import EventKind, StorageKind
@@ -57,13 +57,13 @@ def test_each_parameter_is_copied_in_for_forward_and_backward_and_its_gradient_o
     names = [parameter.name for parameter in made.trace.parameters]
     in_blocks = sum(name.startswith("layers.") for name in names)
     assert 0 < in_blocks < len(names)
-    assert calls(made, "forward")[TO_DEVICE] == len(names)
-    assert calls(made, "backward")[TO_DEVICE] == in_blocks
-    assert calls(made, "backward")[TO_HOST] == len(names)
+    assert calls(made, "forward")[COPY_TO_DEVICE] == len(names)
+    assert calls(made, "backward")[COPY_TO_DEVICE] == in_blocks
+    assert calls(made, "backward")[COPY_TO_HOST] == len(names)
     awaited = np.flatnonzero((columns.kind == WAIT) & (columns.stream == BY_HOST))
     assert len(awaited) == len(names)
     work = np.flatnonzero((columns.kind == EventKind.OP) & (columns.call >= 0))
-    copied = [at for at in work.tolist() if columns.calls[columns.call[at]] == TO_HOST]
+    copied = [at for at in work.tolist() if columns.calls[columns.call[at]] == COPY_TO_HOST]
     assert max(copied) < min(awaited)
 
 
