@@ -197,10 +197,12 @@ def calibrate(
     output = output or Path(f"{device}.json")
     if interconnect is not None:
         with torch_needed("calibrate"):
+            from calibrate.interconnect.plan import InterconnectOptions
             from calibrate.interconnect.session import calibrate_interconnect
-        limits = {"allow_import": allow_import, "budget_s": budget_s, "timeout_s": timeout_s, "only": only}
-        machines = {"nodes": nnodes, "rendezvous": rdzv}
-        if calibrate_interconnect(output, interconnect, device, ranks, scenarios, **limits, **machines):
+        asked = InterconnectOptions(
+            interconnect, device, ranks, scenarios, allow_import, budget_s, only, nodes=nnodes, rendezvous=rdzv
+        )
+        if calibrate_interconnect(output, asked, timeout_s):
             wrote([output])
         else:
             write(f"{output} is written on rank 0's machine\n", to_stderr=True)

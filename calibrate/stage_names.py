@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 POWER, WAITING, CACHE = OTHER_STAGES = ("power", "waiting", "cache")
+GROUP = "group of "  # begins the names of the stages that connect groups and time their collectives
 GENERAL = ("calls", "collective calls", "collectives", "p2p", "contention", "transfers")  # of an interconnect

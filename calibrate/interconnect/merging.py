@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+from calibrate.interconnect.request import Measured, Request
+from calibrate.stage_names import GROUP
 from perfmodel.cost.piecewise import fit_curves
 from perfmodel.hardware.interconnect import (
     MESSAGES,
@@ -56,6 +58,53 @@ def merged(
     return profile.model_copy(
         update={"interconnects": known, "interconnect": profile.interconnect or name, "transfers": copied}
     )
+
+
+def merged_run(profile: Profile, request: Request, found: Measured, only: Sequence[str]) -> Profile:
+    """Return the profile with all that a run measured, and how long its stages took.
+
+    Parameters
+    ----------
+    only : sequence of str
+        Stages that were repeated; of others, what the profile has stays. Empty for a run of all.
+    """
+    name = request.interconnect
+    earlier_s = profile.provenance.get("interconnects_s", {})
+    stages_s = (earlier_s.get(name, {}) if only else {}) | _asked_s(found, only)
+    provenance = profile.provenance | {"interconnects_s": earlier_s | {name: stages_s}}
+    update: dict[str, Any] = {"gpus": max(profile.gpus, request.ranks), "provenance": provenance}
+    if found.topology is not None and not only:
+        update["topology"] = found.topology
+    interconnect = repeated(profile.interconnects.get(name), found, only)
+    return merged(profile, name, interconnect, found.transfers).model_copy(update=update)
+
+
+def repeated(before: Interconnect | None, found: Measured, only: Sequence[str]) -> Interconnect:
+    """Return what was measured, for single stages under the provenance of the rest and with when they were repeated."""
+    now = found.interconnect
+    if before is None or not only:
+        return now
+    again = {stage: {"again_at": now.provenance.get("measured_at")} for stage in only if _has_run(stage, found)}
+    kept = ("environment", "nodes", "communicator_bytes")
+    return now.model_copy(
+        update={name: getattr(before, name) for name in kept} | {"provenance": before.provenance | again}
+    )
+
+
+def has_all(before: Interconnect, now: Interconnect) -> bool:
+    """Return whether the collectives were merged before, in which case they are no second run to compare with."""
+    return bool(now.collectives) and all(before.collectives.get(key) == now.collectives[key] for key in now.collectives)
+
+
+def _has_run(stage: str, found: Measured) -> bool:
+    """Return whether the stage was measured. Collectives are timed group by group."""
+    return any(name.startswith(GROUP) for name in found.stages_s) if stage == "collectives" else stage in found.stages_s
+
+
+def _asked_s(found: Measured, only: Sequence[str]) -> dict[str, float]:
+    """Return the seconds of stages, without those that only connected groups for one that was asked for alone."""
+    connects = bool(only) and "collectives" not in only
+    return {name: each_s for name, each_s in found.stages_s.items() if not (connects and name.startswith(GROUP))}
 
 
 def rerun_spread(before: Mapping[str, CollectiveRecord], now: Mapping[str, CollectiveRecord]) -> float | None:

@@ -78,7 +78,7 @@ def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
     )
 
 
-def beside_of(scenario: Scenario, kinds: Iterable[str]) -> tuple[str, ...]:
+def measured_with(scenario: Scenario, kinds: Iterable[str]) -> tuple[str, ...]:
     """What a scenario's kernels are measured beside. kinds: those that it sends over the interconnect.
 
     One kind of collective, if it has any: all over one interconnect are taken to slow a kernel alike. Receives that

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from calibrate.interconnect.own_contention import WAIT, decode_own, encode_own
 from calibrate.interconnect.request import Asked, Found, Request
 from calibrate.interconnect.sizes import MOST_BYTES, grid
+from calibrate.stage_names import GROUP
 from calibrate.this_machine.wirings import members, nodes_of
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import STAGES
@@ -51,7 +52,7 @@ class Worker:
         asked, has_gpu = self.request.stages, self.request.device == "cuda"
         groups = range(self.request.ranks, 1, -1)
         for ranks in groups:
-            yield f"group of {ranks}", lambda: self._first_pass(ranks)  # noqa: B023
+            yield f"{GROUP}{ranks}", lambda: self._first_pass(ranks)  # noqa: B023
         if "calls" in asked:
             yield "calls", self._calls
         if "collective calls" in asked:
@@ -67,7 +68,7 @@ class Worker:
         for number in range(1, self.request.passes + 1 if self.request.passes > 1 else 1):
             is_last = number == self.request.passes
             for ranks in groups:
-                yield f"group of {ranks}", lambda: self._sweep(ranks, is_last)  # noqa: B023
+                yield f"{GROUP}{ranks}", lambda: self._sweep(ranks, is_last)  # noqa: B023
 
     def _first_pass(self, ranks: int) -> None:
         if ranks == self.request.ranks:

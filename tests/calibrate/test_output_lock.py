@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from calibrate import imported, output_lock, session
-from calibrate.interconnect import session as interconnect_session
+from calibrate.interconnect.plan import InterconnectOptions
+from calibrate.interconnect.session import calibrate_interconnect
 from calibrate.output_lock import locked
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import Device, Profile, save_profile
@@ -52,7 +53,7 @@ def profile(tmp_path: Path) -> Path:
 
 WRITERS: dict[str, Any] = {
     "calibrate": lambda path: session.calibrate(path, "cpu", resume=True, progress=False),
-    "interconnect": lambda path: interconnect_session.calibrate_interconnect(path, "gloo", "cpu", 2),
+    "interconnect": lambda path: calibrate_interconnect(path, InterconnectOptions("gloo", "cpu", 2)),
     "import": lambda path: imported.import_measurements(path, path),
 }
 

@@ -175,11 +175,13 @@ def test_calibrate_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    from calibrate.interconnect.plan import InterconnectOptions
+
+    calls: list[tuple[Path, InterconnectOptions, float | None]] = []
     answers = iter([object(), None])
 
-    def calibrate(*asked: Any, **options: Any) -> Any:
-        calls.append((asked, options))
+    def calibrate(output: Path, options: InterconnectOptions, timeout_s: float | None) -> Any:
+        calls.append((output, options, timeout_s))
         return next(answers)
 
     monkeypatch.setattr("calibrate.interconnect.session.calibrate_interconnect", calibrate)
@@ -188,11 +190,11 @@ def test_calibrate_interconnect_options(folder: Path, monkeypatch: pytest.Monkey
     limits = ("--budget", 7, "--timeout", 9, "--ranks", 4, "--nnodes", 2, "--rdzv", "host:1", "--only", "calls")
     elsewhere = run(*asked, *limits)
     assert (plain.stderr, elsewhere.stderr) == ("wrote cpu.json\n", "cpu.json is written on rank 0's machine\n")
-    (first, one), (second, two) = calls
-    assert (first, second) == tuple((Path("cpu.json"), "gloo", "cpu", ranks, []) for ranks in (2, 4))
-    usual = {"allow_import": False, "budget_s": None, "timeout_s": None, "only": (), "nodes": 1, "rendezvous": None}
-    assert one == usual
-    assert two == usual | {"budget_s": 7.0, "timeout_s": 9.0, "only": ("calls",), "nodes": 2, "rendezvous": "host:1"}
+    of_machines = {"budget_s": 7.0, "only": ("calls",), "nodes": 2, "rendezvous": "host:1"}
+    assert calls == [
+        (Path("cpu.json"), InterconnectOptions("gloo", "cpu", 2, []), None),
+        (Path("cpu.json"), InterconnectOptions("gloo", "cpu", 4, [], **of_machines), 9.0),
+    ]
 
 
 @pytest.mark.parametrize("option", [("--resume",), ("--name", "n"), ("--quiet",)])
@@ -210,7 +212,7 @@ def test_calibrate_refuses_what_only_interconnects_take(folder: Path, option: tu
 
 
 def test_the_usual_time_limit_is_said() -> None:
-    from calibrate.interconnect.session import TIMEOUT_S
+    from calibrate.interconnect.plan import TIMEOUT_S
 
     assert f"{TIMEOUT_S:g} if left" in " ".join(run("calibrate", "--help").stdout.split())
 

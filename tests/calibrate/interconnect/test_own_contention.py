@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from calibrate.interconnect.own_contention import MOST_KERNELS, OwnKernel, beside_of, own_kernels, together
+from calibrate.interconnect.own_contention import MOST_KERNELS, OwnKernel, measured_with, own_kernels, together
 from calibrate.interconnect.request import Request
 from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.program.program import Program
@@ -108,7 +108,7 @@ def test_kernels_are_measured_beside_what_the_scenario_sends(
         "parallelism": {"dp": 2, "strategy": strategy},
         "hardware": {"profile": "cpu.json", "gpus": 2},
     }
-    assert beside_of(Scenario.model_validate(sections), kinds) == expected
+    assert measured_with(Scenario.model_validate(sections), kinds) == expected
 
 
 def test_a_request_reaches_the_ranks_as_it_was_made() -> None:
