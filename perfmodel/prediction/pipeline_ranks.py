@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.program.pipeline.orders import stages_of
 from perfmodel.program.pipeline.programs import PHASES
-from perfmodel.program.pipeline.schedules import Compute, rank_actions
-from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import blocks_of_stages, pipeline_of
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples
-    from perfmodel.simulate.timeline import Timeline
+    from perfmodel.simulate.timeline import PhaseSpan, Timeline
 
 OPTIMIZER = "optimizer"
 _KIND_OF_PHASE = {phase: kind for kind, phase in PHASES.items()}
@@ -52,6 +48,11 @@ class ComputedStep:
     end_s: float
     computed: tuple[Computed, ...]
 
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages of the model that the rank has, ascending."""
+        return _stages(each.stage for each in self.computed)
+
 
 @dataclass(frozen=True)
 class RankShare:
@@ -70,19 +71,19 @@ class RankShare:
     peak_allocated_bytes: int | None
 
 
-def rank_stages(scenario: Scenario) -> tuple[tuple[int, ...], ...]:
-    """Of each rank of a pipeline, or of several."""
-    section = pipeline_of(scenario)
-    return stages_of(section.schedule, section.stages, section.virtual_stages) * scenario.parallelism.dp
+def _stages(numbers: Iterable[int]) -> tuple[int, ...]:
+    """Return the distinct stages among these, ascending; -1 is none."""
+    return tuple(sorted({*numbers} - {-1}))
 
 
 def rank_shares(prediction: Prediction) -> list[RankShare]:
     """Of each rank of a pipeline in order; empty for any other prediction."""
     if not prediction.rank_timelines:
         return []
-    blocks = blocks_of_stages(prediction.scenario)
+    blocks = prediction.program.stage_blocks
     memories = prediction.rank_memories or (None,) * len(prediction.rank_timelines)
-    columns = zip(rank_stages(prediction.scenario), prediction.rank_timelines, memories, strict=True)
+    stages_of_ranks = [_stages(span.stage for span in each.phases) for each in prediction.rank_timelines]
+    columns = zip(stages_of_ranks, prediction.rank_timelines, memories, strict=True)
     return [
         RankShare(
             rank=rank,
@@ -146,32 +147,22 @@ def with_largest_memory(prediction: Prediction) -> tuple[Prediction, int | None]
 
 def predicted_steps(prediction: Prediction) -> list[ComputedStep]:
     """Of each rank of a pipeline: actions from the device's start of the first operator to the end of the last."""
-    section = pipeline_of(prediction.scenario)
-    of_pipeline = rank_actions(section.schedule, section.stages, section.micro_batches, section.virtual_stages)
-    of_ranks = of_pipeline * prediction.scenario.parallelism.dp
     timelines = [each.timeline for each in prediction.by_rank]
     zero_s = min(timeline.phases[0].start_s for timeline in timelines)
-    return [
-        _predicted_step(timeline.shifted(-zero_s), [each.stage for each in actions if isinstance(each, Compute)])
-        for timeline, actions in zip(timelines, of_ranks, strict=True)
-    ]
+    return [_predicted_step(timeline.shifted(-zero_s)) for timeline in timelines]
 
 
-def _predicted_step(timeline: Timeline, stages: Iterable[int]) -> ComputedStep:
-    """stages: of the actions, in order."""
-    left = iter(stages)
-    stage_of_run = [next(left) if span.phase in _KIND_OF_PHASE else -1 for span in timeline.phases]
-    computed = (
-        Computed(
-            _KIND_OF_PHASE.get(timeline.phases[run].phase, OPTIMIZER),
-            stage_of_run[run],
-            timeline.phases[run].micro_batch,
-            start_s,
-            end_s,
-        )
-        for run, start_s, end_s in computed_stretches(timeline)
+def _predicted_step(timeline: Timeline) -> ComputedStep:
+    computed = tuple(
+        _computed(timeline.phases[run], start_s, end_s) for run, start_s, end_s in computed_stretches(timeline)
     )
-    return ComputedStep(timeline.phases[0].start_s, timeline.phases[-1].end_s, tuple(computed))
+    return ComputedStep(timeline.phases[0].start_s, timeline.phases[-1].end_s, computed)
+
+
+def _computed(span: PhaseSpan, start_s: float, end_s: float) -> Computed:
+    if span.phase not in _KIND_OF_PHASE:
+        return Computed(OPTIMIZER, -1, -1, start_s, end_s)
+    return Computed(_KIND_OF_PHASE[span.phase], span.stage, span.micro_batch, start_s, end_s)
 
 
 def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]:

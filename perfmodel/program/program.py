@@ -31,11 +31,23 @@ PIPELINE, REPLICATE = "pp", "replicate"  # groups, see Members
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """One run of a trace segment: its phase, which micro-batch of the step it is, and the events it repeats."""
+    """One run of a trace segment.
+
+    Attributes
+    ----------
+    phase : str
+    micro_batch : int
+        Of the step; -1 where the phase has none.
+    segment : Segment
+        The events that it repeats.
+    stage : int
+        Of the whole model, in a pipeline; -1 for what a rank runs once over all its stages, and without a pipeline.
+    """
 
     phase: str
     micro_batch: int
     segment: Segment
+    stage: int = -1
 
 
 class Members(NamedTuple):
@@ -119,7 +131,8 @@ class Program:
     numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
     what it replaces later. exchanges: messages that are sent and received together. in_flight: storages of which every
     micro-batch has its own, since others may run between its forward and its backward; what a phase of no micro-batch
-    frees of them it frees of all.
+    frees of them it frees of all. stage_blocks: repeated blocks of every stage of the model, in order; empty without a
+    pipeline.
     """
 
     trace: Trace
@@ -133,6 +146,7 @@ class Program:
     rebuild: Rebuild | None = None
     exchanges: tuple[tuple[Message, ...], ...] = ()
     in_flight: frozenset[int] = frozenset()
+    stage_blocks: tuple[int, ...] = ()
 
     @cached_property
     def operations(self) -> tuple[Operation, ...]:

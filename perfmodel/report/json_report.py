@@ -10,7 +10,6 @@ from perfmodel.hardware.measurement import StepMemory
 from perfmodel.prediction.figures_of_merit import mfu, throughput_samples_per_s
 from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.scenario.stage_split import blocks_of_stages
 from perfmodel.simulate.memory.walk import MemoryTimeline
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _pipeline(prediction: Prediction) -> dict[str, Any]:
     lists = ("stages", "blocks")
     ranks = [asdict(each) | {name: list(getattr(each, name)) for name in lists} for each in rank_shares(prediction)]
     return {
-        "blocks": list(blocks_of_stages(prediction.scenario)),
+        "blocks": list(prediction.program.stage_blocks),
         "bubble_share": bubble_share(prediction),
         "shown_rank": prediction.shown_rank,
         "ranks": ranks,

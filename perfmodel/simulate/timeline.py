@@ -18,13 +18,14 @@ class PhaseSpan:
     micro_batch: int
     start_s: float
     end_s: float
+    stage: int = -1  # of a pipeline, as in PhaseRun
 
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
 
     def shifted(self, seconds: float) -> PhaseSpan:
-        return PhaseSpan(self.phase, self.micro_batch, self.start_s + seconds, self.end_s + seconds)
+        return PhaseSpan(self.phase, self.micro_batch, self.start_s + seconds, self.end_s + seconds, self.stage)
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,6 @@ def merged(stretches_s: Iterable[tuple[float, float]]) -> np.ndarray:
 def spans(program: Program, marks_s: list[float]) -> tuple[PhaseSpan, ...]:
     """Phases from the times of their starts and of the step's end."""
     return tuple(
-        PhaseSpan(run.phase, run.micro_batch, start, end)
+        PhaseSpan(run.phase, run.micro_batch, start, end, run.stage)
         for run, start, end in zip(program.runs, marks_s[:-1], marks_s[1:], strict=True)
     )

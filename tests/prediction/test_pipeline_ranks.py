@@ -15,11 +15,10 @@ from perfmodel.prediction.pipeline_ranks import (
     of_rank,
     predicted_steps,
     rank_shares,
-    rank_stages,
     with_largest_memory,
 )
 from perfmodel.units import US
-from tests.report.pipelines import EXCHANGES, PIPELINE, measured_pipeline, pipeline, with_larger_last
+from tests.report.pipelines import EXCHANGES, PIPELINE, TWO_STAGES, measured_pipeline, pipeline, with_larger_last
 from tests.report.synthetic import MIB, prediction, scenario
 
 
@@ -47,16 +46,15 @@ def test_ranks_stand_on_one_clock_that_begins_with_the_first_mark() -> None:
     assert [each.end_s / US for each in (first, last)] == pytest.approx([27, 25])
 
 
-def test_stages_follow_the_schedule() -> None:
-    known = pipeline()
-    loops = scenario(
-        parallelism={"pp": {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}}
-    )
-    first, last = predicted_steps(replace(known, scenario=loops))
+def test_stages_are_those_of_the_runs() -> None:
+    first, last = predicted_steps(pipeline(computed_stages=TWO_STAGES))
     assert [each.stage for each in first.computed] == [0, 2, 2, 0, -1, -1]
     assert [each.stage for each in last.computed] == [1, 3, 3, 1, -1]
-    there_and_back = {"stages": 2, "schedule": "zbv-zero-bubble", "micro_batches": 2, "virtual_stages": 2}
-    assert rank_stages(scenario(parallelism={"pp": there_and_back})) == ((0, 3), (1, 2))
+    assert (first.stages, last.stages) == ((0, 2), (1, 3))
+
+
+def test_measured_stages_are_those_of_the_actions() -> None:
+    assert [step.stages for step in measured_steps(measured_pipeline())] == [(0,), (1,)]
 
 
 def test_shares_of_each_rank() -> None:
@@ -134,10 +132,7 @@ def test_each_rank_is_a_prediction_on_the_first_one_s_clock() -> None:
 
 
 def test_blocks_of_each_of_a_rank_s_stages() -> None:
-    there_and_back = {"schedule": "zbv-zero-bubble", "virtual_stages": 2, "layers": [1, 2, 3, 4]}
-    deep = {"family": "gpt", "size": "tiny", "layers": 10}
-    shown = scenario(model=deep, parallelism={"pp": PIPELINE | there_and_back})
-    shares = rank_shares(replace(pipeline(), scenario=shown))
+    shares = rank_shares(pipeline(computed_stages=((0, 3, 3, 0), (1, 2, 2, 1)), stage_blocks=(1, 2, 3, 4)))
     assert [(each.stages, each.blocks) for each in shares] == [((0, 3), (1, 4)), ((1, 2), (2, 3))]
 
 

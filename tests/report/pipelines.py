@@ -25,6 +25,9 @@ PHASES = (
     ("scale", -1),
     ("optimizer", -1),
 )
+COMPUTING = range(1, 5)  # of the phases, those of a stage
+ONE_STAGE = ((0, 0, 0, 0), (1, 1, 1, 1))  # of these, by rank
+TWO_STAGES = ((0, 2, 2, 0), (1, 3, 3, 1))
 # Of each rank since its host began: run, start, end of each operator; the first mark; the step's end.
 FIRST = ([(1, 1, 2), (1, 3, 4), (2, 4, 6), (3, 12, 16), (4, 18, 22), (5, 22, 23), (6, 23, 25)], 1, 26)
 LAST = ([(1, 8, 11), (2, 11, 14), (3, 14, 18), (4, 18, 22), (6, 24, 26)], 2, 27)
@@ -40,13 +43,14 @@ EXCHANGES = (
 )
 
 
-def timeline(rank: int, began_us: float) -> Timeline:
+def timeline(rank: int, began_us: float, stages: Sequence[int]) -> Timeline:
     rows, mark, end = (FIRST, LAST)[rank]
     run, start, stop = np.array(rows, dtype=float).T
     starts = [mark, *(min((row[1] for row in rows if row[0] >= number), default=end) for number in range(1, 7)), end]
+    stage_of = dict(zip(COMPUTING, stages, strict=True))
     spans = tuple(
-        PhaseSpan(*phase, begins * US, ends * US)
-        for phase, begins, ends in zip(PHASES, starts, starts[1:], strict=False)
+        PhaseSpan(*phase, begins * US, ends * US, stage_of.get(number, -1))
+        for number, (phase, begins, ends) in enumerate(zip(PHASES, starts, starts[1:], strict=False))
     )
     return Timeline(
         operation=np.zeros(len(rows), dtype=np.int64),
@@ -70,11 +74,18 @@ def timeline(rank: int, began_us: float) -> Timeline:
     )
 
 
-def pipeline(began_us: Sequence[float] = (3, 0), **changes: object) -> Prediction:
+def pipeline(
+    began_us: Sequence[float] = (3, 0),
+    computed_stages: Sequence[Sequence[int]] = ONE_STAGE,
+    stage_blocks: tuple[int, ...] = (1, 1),
+    **changes: object,
+) -> Prediction:
     """The first rank is the slowest's; the last rank's host begins first. changes: of ``parallelism.pp``."""
     known = prediction()
     collectives = (Collective("exchange", "float32", 64, 2, "pp", "both"),)
-    programs = tuple(replace(known.program, collectives=collectives, exchanges=each) for each in EXCHANGES)
+    programs = tuple(
+        replace(known.program, collectives=collectives, exchanges=each, stage_blocks=stage_blocks) for each in EXCHANGES
+    )
     assert known.memory is not None
     steady = known.memory.steady.model_copy(update={"peak_allocated_bytes": MIB})
     smaller = replace(known.memory, steady=steady)
@@ -85,10 +96,10 @@ def pipeline(began_us: Sequence[float] = (3, 0), **changes: object) -> Predictio
             hardware={"profile": "toy-gpu", "gpus": 2, "interconnect": "nvlink"},
         ),
         program=programs[0],
-        timeline=timeline(0, began_us[0]),
+        timeline=timeline(0, began_us[0], computed_stages[0]),
         shown_rank=0,
         rank_memories=(known.memory, smaller),
-        rank_timelines=tuple(timeline(rank, each) for rank, each in enumerate(began_us)),
+        rank_timelines=tuple(timeline(rank, each, computed_stages[rank]) for rank, each in enumerate(began_us)),
         rank_programs=programs,
         rank_kernels=(known.kernels, known.kernels),
     )

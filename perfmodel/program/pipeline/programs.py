@@ -44,7 +44,7 @@ from perfmodel.program.program import (
 from perfmodel.program.size import within_limits
 from perfmodel.program.strategies.ddp import WrappedModule, buffer_sizes, ddp
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import pipeline_of
+from perfmodel.scenario.stage_split import blocks_of_stages, pipeline_of
 from perfmodel.trace.join import join
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import with_optimizer
@@ -112,6 +112,7 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
         collectives=tuple(steady.collectives),
         exchanges=tuple(steady.exchanges),
         in_flight=in_flight(joined),
+        stage_blocks=blocks_of_stages(scenario),
     )
     section = scenario.parallelism
     if section.dp == 1:
@@ -192,12 +193,12 @@ class _Step:
             elif self._has_several:  # by whose number torch divides gradients
                 self._run_once(action.stage, SCALE)
             before = action
-        self._run(OPTIMIZER, -1, self._segment(next(iter(self._parts)), OPTIMIZER, -1))
+        self._run(PhaseRun(OPTIMIZER, -1, self._segment(next(iter(self._parts)), OPTIMIZER, -1)))
 
     def _run_once(self, stage: int, phase: str) -> None:
         """Of a part whose backward is whole here and split there; what it frees is freed of both."""
         (segment, *others) = (self._segment(part, phase, -1) for part in self._parts if part.stage == stage)
-        self._run(phase, -1, segment)
+        self._run(PhaseRun(phase, -1, segment, stage))
         rows = [Instruction(EventKind.FREE, storage) for each in others for storage in self._freed_in(each)]
         if rows:
             self.insertions.append(Insertion(len(self.runs) - 1, segment.stop, tuple(rows)))
@@ -221,14 +222,15 @@ class _Step:
             self.forwards.setdefault(action.stage, []).append(len(self.runs))
         else:
             self.last_backward[action.stage] = len(self.runs)
-        self._run(PHASES[action.kind], action.micro_batch, self._segment(part, PHASES[action.kind], traced))
+        phase = PHASES[action.kind]
+        self._run(PhaseRun(phase, action.micro_batch, self._segment(part, phase, traced), action.stage))
 
-    def _run(self, phase: str, micro_batch: int, segment: Segment) -> None:
-        """What is pending goes before it."""
+    def _run(self, run: PhaseRun) -> None:
+        """Append a run, with the instructions that are pending before its first event."""
         if self._pending:
-            self.insertions.append(Insertion(len(self.runs), segment.start, tuple(self._pending)))
+            self.insertions.append(Insertion(len(self.runs), run.segment.start, tuple(self._pending)))
             self._pending = []
-        self.runs.append(PhaseRun(phase, micro_batch, segment))
+        self.runs.append(run)
 
     def _post(self, post: Post, is_repeat: bool) -> list[Instruction]:
         if post.is_batched:

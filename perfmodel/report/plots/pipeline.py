@@ -15,13 +15,11 @@ from perfmodel.prediction.pipeline_ranks import (
     computing_s,
     measured_steps,
     predicted_steps,
-    rank_stages,
 )
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.report.plots import palette
 from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure
 from perfmodel.report.text.prediction import describe
-from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.units import MS, format_seconds, format_share
 
@@ -61,7 +59,7 @@ def save_pipeline_plot(prediction: Prediction, path: Path, measurement: Measurem
     end_s = max(each.end_s for each in (*predicted_steps(prediction), *measured))
     draw: list[Callable[[Axes], Axes]] = [partial(_draw_first, prediction, end_s=end_s)]
     if measurement is not None and measured:
-        draw.append(partial(plot_measured_pipeline, measurement, prediction.scenario, end_s=end_s))
+        draw.append(partial(plot_measured_pipeline, measurement, end_s=end_s))
     name = prediction.scenario.name if measurement is None else measurement.name
     title = f"{name} on {prediction.profile.name}\n{describe(prediction.scenario)}"
     rows = len(prediction.rank_timelines) * len(draw)
@@ -85,21 +83,19 @@ def plot_pipeline(prediction: Prediction, ax: Axes | None = None, end_s: float |
     """
     steps = predicted_steps(prediction)
     step_s = prediction.step_time_s
-    ax = _draw(steps, prediction.scenario, axes_or_new(ax), end_s)
+    ax = _draw(steps, axes_or_new(ax), end_s)
     computing = f"ranks run forwards and backwards in {format_share(computing_s(steps) / step_s, 1)} of it"
     bubbles = f"bubbles take {format_share(bubble_share(prediction), 1)}"
     ax.set_title(f"predicted: step {format_seconds(step_s)}; {computing}, {bubbles}")
     return ax
 
 
-def plot_measured_pipeline(
-    measurement: Measurement, scenario: Scenario, ax: Axes | None = None, end_s: float | None = None
-) -> Axes:
+def plot_measured_pipeline(measurement: Measurement, ax: Axes | None = None, end_s: float | None = None) -> Axes:
     """The same of a measurement whose actions are known, which are those of one step: that may have taken longer than
-    the median. scenario: what was measured.
+    the median.
     """
     steps = measured_steps(measurement)
-    ax = _draw(steps, scenario, axes_or_new(ax), end_s)
+    ax = _draw(steps, axes_or_new(ax), end_s)
     computing = f"in the one drawn, ranks run forwards and backwards for {format_seconds(computing_s(steps))}"
     ax.set_title(f"measured: step {format_seconds(measurement.median_step_s)} in the median; {computing}")
     return ax
@@ -112,14 +108,14 @@ def _draw_first(prediction: Prediction, ax: Axes, end_s: float) -> Axes:
     return ax
 
 
-def _draw(steps: Sequence[ComputedStep], scenario: Scenario, ax: Axes, end_s: float | None) -> Axes:
-    stages = rank_stages(scenario)
+def _draw(steps: Sequence[ComputedStep], ax: Axes, end_s: float | None) -> Axes:
     end_s = end_s or max(each.end_s for each in steps)
     for row, step in enumerate(steps):
         outside = [(0.0, max(step.start_s, 0.0) / MS), (step.end_s / MS, (end_s - step.end_s) / MS)]
         ax.broken_barh(outside, (row - ROW / 2, ROW), facecolors=palette.OUTSIDE)
         for each in step.computed:
-            _box(ax, row, each, stages[row], end_s)
+            _box(ax, row, each, step.stages, end_s)
+    stages = [step.stages for step in steps]
     names = [f"rank {rank}" if len(own) == 1 else f"rank {rank}\n{_stages(own)}" for rank, own in enumerate(stages)]
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.45, -0.55)

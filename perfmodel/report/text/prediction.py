@@ -14,7 +14,7 @@ from perfmodel.prediction.memory_text import Row, memory_rows
 from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
-from perfmodel.scenario.stage_split import blocks_of_stages, number_of_stages, pipeline_of
+from perfmodel.scenario.stage_split import number_of_stages, pipeline_of
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 
 BAR_CELLS = 30
@@ -184,7 +184,7 @@ def _bottleneck(prediction: Prediction) -> Text:
 def _pipeline(prediction: Prediction) -> Text:
     """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of one."""
     section = pipeline_of(prediction.scenario)
-    blocks = ", ".join(map(str, blocks_of_stages(prediction.scenario)))
+    blocks = ", ".join(map(str, prediction.program.stage_blocks))
     parts = (
         f"{section.schedule}, stages of {blocks} blocks, {_micro_batches(section)}, "
         f"bubbles {format_share(bubble_share(prediction), 1)}"

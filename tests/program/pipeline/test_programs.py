@@ -187,7 +187,14 @@ def test_messages_have_the_same_names_on_both_sides(
     for program, rank in zip(made, actions, strict=True):
         kinds = [each.kind for each in rank if isinstance(each, Compute)]
         names = {phase: kind for kind, phase in programs.PHASES.items()}
-        assert [names[run.phase] for run in program.runs if run.phase in names] == kinds
+        computing = [run for run in program.runs if run.phase in names]
+        assert [names[run.phase] for run in computing] == kinds
+        assert [run.stage for run in computing] == [each.stage for each in rank if isinstance(each, Compute)]
+        once = sorted((run.phase, run.stage) for run in program.runs if run.phase not in names)
+        phases = ["zero_grad"] if micro_batches == 1 else ["scale", "zero_grad"]
+        held = sorted({each.stage for each in rank if isinstance(each, Compute)})
+        assert once == [("optimizer", -1), *((phase, stage) for phase in phases for stage in held)]
+        assert (len(program.stage_blocks), sum(program.stage_blocks)) == (ranks * virtual_stages, 12)
         posts = np.flatnonzero(program.instructions.kind == COLLECTIVE)
         assert program.instructions.b[posts].tolist() == list(range(1, len(program.exchanges) + 1))
 

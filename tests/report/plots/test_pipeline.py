@@ -23,8 +23,8 @@ from perfmodel.report.plots.pipeline import (
 )
 from perfmodel.report.plots.prediction import save_plots
 from perfmodel.units import MS, US
-from tests.report.pipelines import measured_pipeline, pipeline
-from tests.report.synthetic import prediction, scenario
+from tests.report.pipelines import TWO_STAGES, measured_pipeline, pipeline
+from tests.report.synthetic import prediction
 
 Box = tuple[int, float, float]
 
@@ -66,15 +66,14 @@ def test_boxes_bear_the_number_of_their_micro_batch_where_it_fits() -> None:
 
 
 def test_later_stages_of_a_rank_are_paler() -> None:
-    loops = {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}
-    ax = plot_pipeline(replace(pipeline(), scenario=scenario(parallelism={"pp": loops})))
+    ax = plot_pipeline(pipeline(computed_stages=TWO_STAGES))
     pale = tuple((1 - PALEST) * part + PALEST for part in to_rgb(KINDS["F"][1]))
     assert (boxes(ax, KINDS["F"][1]), boxes(ax, pale)) == ([(0, 2, 5), (1, 6, 9)], [(0, 5, 7), (1, 9, 12)])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0\nstages 0, 2", "rank 1\nstages 1, 3"]
 
 
 def test_measured_actions() -> None:
-    ax = plot_measured_pipeline(measured_pipeline(), pipeline().scenario)
+    ax = plot_measured_pipeline(measured_pipeline())
     assert boxes(ax, KINDS["B"][1]) == [(0, 14, 18), (0, 20, 24), (1, 13, 17), (1, 17, 21)]
     assert boxes(ax, KINDS["optimizer"][1]) == [(0, 24, 26), (1, 21, 23)]
     assert boxes(ax, OUTSIDE) == [(1, 23, 26)]

@@ -11,7 +11,7 @@ from perfmodel.cost.power import Clock
 from perfmodel.hardware.measurement import StepMemory
 from perfmodel.report.text.prediction import bar, describe, rendered, report
 from perfmodel.simulate.memory.walk import simulate_memory
-from tests.report.pipelines import PIPELINE, pipeline, with_larger_last
+from tests.report.pipelines import PIPELINE, TWO_STAGES, pipeline, with_larger_last
 from tests.report.synthetic import WHOLE, prediction, profile, scenario
 
 
@@ -86,12 +86,11 @@ def test_collectives_say_where_they_come_from_and_what_is_assumed() -> None:
 
 
 def test_a_pipeline_has_a_line() -> None:
-    shown = pipeline()
-    lines = rendered(report(shown)).splitlines()
+    lines = rendered(report(pipeline())).splitlines()
     assert "pipeline      gpipe, stages of 1, 1 blocks, 2 micro-batches, bubbles 18.0 %" in lines
-    loops = {"stages": 2, "schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2, "layers": [1, 2, 3, 4]}
-    deep = {"family": "gpt", "size": "tiny", "layers": 10}
-    lines = rendered(report(replace(shown, scenario=scenario(model=deep, parallelism={"pp": loops})))).splitlines()
+    loops = {"schedule": "looped-bfs", "micro_batches": 1, "virtual_stages": 2}
+    looped = pipeline(computed_stages=TWO_STAGES, stage_blocks=(1, 2, 3, 4), **loops)
+    lines = rendered(report(looped)).splitlines()
     assert "pipeline      looped-bfs, stages of 1, 2, 3, 4 blocks, 1 micro-batch, bubbles 18.0 %" in lines
     assert "   0    0, 2    1, 3  15 us    4 us           2 us         4 us      8 MiB" in lines
     assert not any(line.startswith("pipeline  ") for line in rendered(report(prediction())).splitlines())
