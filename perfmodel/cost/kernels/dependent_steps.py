@@ -18,7 +18,7 @@ import math
 from typing import NamedTuple
 
 from perfmodel.cost.kernels.classify import classify
-from perfmodel.cost.kernels.splitting import THREADS_PER_MULTIPROCESSOR, WARP
+from perfmodel.cost.kernels.torch_kernels import THREADS_PER_MULTIPROCESSOR, WARP
 from perfmodel.cost.kernels.work import footprint_bytes, row_pairs
 from perfmodel.hardware.profile import Device
 from perfmodel.trace.operation import Operation, TensorSpec

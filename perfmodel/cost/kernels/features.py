@@ -11,7 +11,7 @@ from perfmodel.cost.kernels.classify import classify, reduced_dims, sums_columns
 from perfmodel.cost.kernels.forms import Form
 from perfmodel.cost.kernels.matrix_forms import ATTENTION, CONVOLUTION, GEMM
 from perfmodel.cost.kernels.memory_forms import COLUMNS, FULL_REDUCTIONS, LISTS, PLACED, POINTWISE, ROWS, SCATTER
-from perfmodel.cost.kernels.splitting import (
+from perfmodel.cost.kernels.torch_kernels import (
     CHUNK_ELEMENTS,
     REDUCTION_THREADS,
     THREADS_PER_MULTIPROCESSOR,

@@ -15,7 +15,7 @@ from perfmodel.cost.kernels.estimates import FACTORS, factor_spread
 from perfmodel.cost.kernels.kernel_cost import CurveSource, KernelCost, Source
 from perfmodel.cost.kernels.roofline import ROOFLINE_SPREAD, roofline_time_s
 from perfmodel.cost.kernels.scaling import scaled_cost
-from perfmodel.cost.kernels.splitting import optimizer_launches
+from perfmodel.cost.kernels.torch_kernels import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.l2_cache import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost

@@ -15,6 +15,7 @@ from perfmodel.cost.kernels.forms import (
     soft_maximum,
     transfer_s,
 )  # fmt: skip
+from perfmodel.cost.kernels.torch_kernels import EMBEDDING_ROWS_WITHOUT_SORT
 
 
 def pointwise_time_s(numbers: Numbers, values: Values) -> Array:
@@ -100,11 +101,8 @@ def scatter_time_s(numbers: Numbers, values: Values) -> Array:
     missed = 1 - 1 / (1 + (numbers["table_bytes"] / values["cache_bytes"]) ** 4)
     few = numbers["tokens"] * (values["token_s"] + missed * values["missed_token_s"])
     many = numbers["tokens"] * (values["sorted_token_s"] + numbers["length"] * values["sorted_element_s"])
-    walking = np.where(numbers["tokens"] > FEW_TOKENS, values["sort_s"] + many, few)
+    walking = np.where(numbers["tokens"] > EMBEDDING_ROWS_WITHOUT_SORT, values["sort_s"] + many, few)
     return np.asarray(values["start_s"] + moving + walking)
-
-
-FEW_TOKENS = 3072  # embedding_dense_backward in ATen/native/cuda/Embedding.cu
 
 
 def _scatter_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:

@@ -11,6 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from perfmodel.cost.kernels.torch_kernels import (
+    CHUNK_ELEMENTS,
+    EMBEDDING_ROWS_WITHOUT_SORT,
+    THREADS_PER_MULTIPROCESSOR,
+    reduction_split,
+)
 from perfmodel.trace.kernel_key import MATMULS
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import DTYPE_BYTES
@@ -18,9 +24,8 @@ from perfmodel.units import DTYPE_BYTES
 Script = tuple[int, ...]
 
 CUDNN_ATTENTION_WORKSPACE_BYTES = 256
-EMBEDDING_ROWS_WITHOUT_SORT = 3072
 EMBEDDING_ROWS_PER_PARTIAL_SUM = 10
-FOREACH_CHUNK_ELEMENTS = 65536
+LARGEST_VECTOR, LEAST_VECTORIZED_VALUES = 4, 128  # elements that a thread of a reduction loads at once
 COPYING_THREADS, BYTES_COPIED_BY_THREAD = 128, 16  # of a block that copies between one buffer and many tensors
 
 
@@ -139,7 +144,7 @@ def _flash_attention_backward(operation: Operation, _: int) -> Script:
 def _foreach_norm(operation: Operation, _: int) -> Script:
     """One float32 partial norm a chunk, for every tensor as many as the largest has."""
     tensors = operation.input_tensors()
-    chunks = max((-(-tensor.numel // FOREACH_CHUNK_ELEMENTS) for tensor in tensors), default=0)
+    chunks = max((-(-tensor.numel // CHUNK_ELEMENTS) for tensor in tensors), default=0)
     return _in_order(4 * len(tensors) * chunks, freed=(1,)) if chunks else ()
 
 
@@ -152,7 +157,7 @@ def _split_copy(operation: Operation, multiprocessors: int) -> Script:
     """
     rows = operation.outputs[0].shape[0]
     row_bytes = [out.bytes // rows for out in operation.outputs]
-    most_blocks = 2 * multiprocessors * (2048 // COPYING_THREADS)
+    most_blocks = 2 * multiprocessors * (THREADS_PER_MULTIPROCESSOR // COPYING_THREADS)
     rounds = max(1, -(-_copying_blocks(row_bytes) * rows // most_blocks))
     rounds_in_row = -(-rounds // min(math.ceil(math.sqrt(rounds)), rows))
     blocks = _copying_blocks(row_bytes, rounds_in_row)
@@ -192,7 +197,9 @@ def _reduced(operation: Operation) -> tuple[int, ...]:
 
 
 def reduction_buffers_bytes(source: TensorSpec, reduced: tuple[int, ...], multiprocessors: int) -> tuple[int, int]:
-    """Bytes of the buffer and the semaphores through which thread blocks add up their parts of a sum; (0, 0) if none.
+    """Return the bytes of the buffer and of the semaphores through which thread blocks that share a sum add it up.
+
+    Both are 0 where no two blocks share one.
 
     Parameters
     ----------
@@ -205,9 +212,9 @@ def reduction_buffers_bytes(source: TensorSpec, reduced: tuple[int, ...], multip
 
     Notes
     -----
-    A block has up to 512 threads (over outputs loaded four at a time: 128); input is split over blocks once a thread
-    would add 256 values or more. buffer = accumulator x outputs x blocks an output x (threads of a row, where these
-    hold different outputs). Source: aten/src/ATen/native/cuda/Reduce.cuh, ``setReduceConfig``.
+    buffer = accumulator x results x blocks that share one x results of a row of threads; semaphores = 4 x blocks that
+    make all results once. :func:`~perfmodel.cost.kernels.torch_kernels.reduction_split` has the blocks. Source:
+    aten/src/ATen/native/cuda/Reduce.cuh.
 
     Examples
     --------
@@ -217,29 +224,20 @@ def reduction_buffers_bytes(source: TensorSpec, reduced: tuple[int, ...], multip
     (0, 0)
     """
     summed, kept = _coalesced(source, reduced)
-    outputs, inputs = math.prod(n for n, _ in kept), math.prod(n for n, _ in summed)
-    if not outputs or inputs <= 1:
+    results, values = math.prod(n for n, _ in kept), math.prod(n for n, _ in summed)
+    if not results or values <= 1:
         return 0, 0
-    across = bool(kept) and kept[0][1] < summed[0][1]  # neighbouring elements belong to different outputs
-    vector = _output_vector(summed, kept) if across and kept[0][1] == 1 else 1
-    if across:
-        width_limit, height_limit = outputs // vector, inputs
+    along = not kept or kept[0][1] >= summed[0][1]  # neighbouring elements belong to the same result
+    if along:
+        is_vectorized = summed[0][1] == 1 and values >= LEAST_VECTORIZED_VALUES and len(summed) == 1
+        vector = LARGEST_VECTOR if is_vectorized else 1
     else:
-        vectorized = summed[0][1] == 1 and inputs >= 128 and len(summed) == 1
-        width_limit, height_limit = inputs // (4 if vectorized else 1), outputs
-    width, height = _block(width_limit, height_limit, 512 // vector)
-    values = inputs if across else -(-inputs // width)
-    split_over_warps = values >= min(16 * height, 256)
-    grid = -(-(outputs // vector) // ((width if across else 1) * (1 if split_over_warps else height)))
-    values = -(-values // height) if split_over_warps else values
-    resident_blocks = multiprocessors * (2048 // (width * height))
-    if not split_over_warps or values < 256 or grid > resident_blocks:
-        return 0, 0
-    parts = max(min(-(-resident_blocks // grid), -(-values // 16)), -(-values // 256))
-    if parts <= 1:
+        vector = _output_vector(summed, kept) if kept[0][1] == 1 else 1
+    split = reduction_split(results, values, along, vector, multiprocessors)
+    if split.groups == 1:
         return 0, 0
     accumulator = max(4, DTYPE_BYTES[source.dtype]) if source.dtype.startswith(("float", "bfloat")) else 8
-    return accumulator * outputs * parts * (width * vector if across else 1), 4 * grid
+    return accumulator * results * split.groups * split.row_results, 4 * split.blocks
 
 
 def _coalesced(source: TensorSpec, reduced: tuple[int, ...]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -258,17 +256,11 @@ def _coalesced(source: TensorSpec, reduced: tuple[int, ...]) -> tuple[list[tuple
 
 
 def _output_vector(summed: list[tuple[int, int]], kept: list[tuple[int, int]]) -> int:
-    vector = 4
+    vector = LARGEST_VECTOR
     for number in [kept[0][0], *(stride for _, stride in summed + kept[1:])]:
         while number % vector:
             vector //= 2
     return vector
-
-
-def _block(width_limit: int, height_limit: int, threads: int) -> tuple[int, int]:
-    widest, highest = (min(threads, 1 << (max(limit, 1).bit_length() - 1)) for limit in (width_limit, height_limit))
-    height = min(highest, threads // min(widest, 32))
-    return min(widest, threads // height), height
 
 
 _RULES: dict[str, Callable[[Operation, int], Script]] = {

@@ -1,6 +1,6 @@
 import pytest
 
-from perfmodel.cost.kernels.splitting import list_launches, reduction_split, row_kernel
+from perfmodel.cost.kernels.torch_kernels import list_launches, reduction_split, row_kernel
 
 CHUNK = 65536
 
@@ -51,7 +51,7 @@ def test_split_of_columns(rows, length, expected):
     ],
 )
 def test_split_of_few_results(results, values, along, expected):
-    assert reduction_split(results, values, along, 4, 132) == expected
+    assert reduction_split(results, values, along, 4, 132)[:3] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
-"""How PyTorch's own kernels split their work: launches of list operators, threads of column sums, rows of softmax.
+"""How PyTorch's own CUDA kernels split their work, which decides what they cost and which workspaces they ask for.
 
-Read in ATen/native/cuda: ForeachFunctors.cuh and MultiTensorApply.cuh, Reduce.cuh, SoftMax.cu.
+Both the costs of kernels and the memory walk read the rules here: chunks and launches of list operators, threads of
+reductions, rows of softmax, indices of an embedding's backward.
+
+Read in ATen/native/cuda: ForeachFunctors.cuh and MultiTensorApply.cuh, Reduce.cuh, SoftMax.cu, Embedding.cu.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from typing import NamedTuple
 from perfmodel.cost.kernels.work import is_list, tensors_of
 from perfmodel.trace.operation import Operation
 
-CHUNK_ELEMENTS = 65536
+CHUNK_ELEMENTS = 65536  # of a tensor in a list: what one block works on
 # Tensors that one launch of a list operator takes, by number of lists (1, 2, ...), and its blocks: 4 KiB of arguments.
 TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
 BLOCKS_PER_LAUNCH = 320
-FUSED_LISTS = 4  # of a fused step beside the step counters
+FUSED_LISTS = 4  # of a fused step, without the step counters
 
 REDUCTION_THREADS = 512
 WARP = 32
@@ -25,6 +28,8 @@ LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD = 16, 256
 LONGEST_WARP_ROW = 1024
 SHARED_MEMORY_BYTES = 48 * 1024
 ROW_ALIGNMENT_BYTES = 16
+
+EMBEDDING_ROWS_WITHOUT_SORT = 3072  # one kernel walks over so many indices; more of them are sorted first
 
 
 def list_launches(sizes: list[int], lists: int) -> list[tuple[int, int]]:
@@ -68,33 +73,49 @@ def optimizer_launches(operation: Operation) -> list[tuple[int, int]]:
 class Split(NamedTuple):
     """How a reduction's threads share its work.
 
-    values: what one thread reduces, one after the other. groups: blocks that share a result. blocks: of threads, in
-    one group.
+    Attributes
+    ----------
+    values : int
+        Values that one thread reduces, one after the other.
+    groups : int
+        Blocks that share each result.
+    blocks : int
+        Blocks of threads that it takes to make all results once; with ``groups``, so many times as many are launched.
+    row_results : int
+        Results that one row of a block's threads makes: 1 where neighbouring threads reduce one result.
     """
 
     values: int
     groups: int
     blocks: int
+    row_results: int
 
 
 def reduction_split(results: int, values: int, along: bool, vector: int, multiprocessors: int) -> Split:
-    """How ATen divides a reduction among threads (setReduceConfig in Reduce.cuh).
+    """Return how ATen divides a reduction among threads (``setReduceConfig`` in Reduce.cuh).
 
     Parameters
     ----------
-    results, values
+    results, values : int
         How many values come out, and of how many each is made.
-    along
+    along : bool
         Whether neighbours in memory belong to the same result (rows), or to neighbouring ones (columns).
-    vector
+    vector : int
         Elements that a thread loads at once.
-    multiprocessors
-        Of the device.
+    multiprocessors : int
+        Of the device, each with room for 2048 threads.
+
+    Notes
+    -----
+    A block has up to 512 threads (over results loaded four at a time: 128). Its rows share a result once a thread would
+    reduce 16 values a row, or 256; blocks share it once each of these threads still has 256 values.
 
     Examples
     --------
-    >>> reduction_split(1, 2**24, True, 4, 132), reduction_split(64, 1024, True, 4, 132)
-    (Split(values=63, groups=528, blocks=1), Split(values=32, groups=1, blocks=4))
+    >>> reduction_split(1, 2**24, True, 4, 132)
+    Split(values=63, groups=528, blocks=1, row_results=1)
+    >>> reduction_split(64, 1024, True, 4, 132)
+    Split(values=32, groups=1, blocks=4, row_results=1)
     """
     lanes, others = (values // vector, results) if along else (results // vector, values)
     most = REDUCTION_THREADS if along else REDUCTION_THREADS // vector
@@ -104,13 +125,13 @@ def reduction_split(results: int, values: int, along: bool, vector: int, multipr
     each = -(-values // (width if along else 1))
     is_shared = each >= min(height * LEAST_VALUES_PER_THREAD, MOST_VALUES_PER_THREAD)
     each = -(-each // height) if is_shared else each
-    together = (1 if along else width * vector) * (1 if is_shared else height)
-    blocks = -(-results // together)
+    row_results = 1 if along else width * vector
+    blocks = -(-results // (row_results * (1 if is_shared else height)))
     resident = multiprocessors * (THREADS_PER_MULTIPROCESSOR // (width * height))
     if not is_shared or each < MOST_VALUES_PER_THREAD or blocks > resident:
-        return Split(each, 1, blocks)
+        return Split(each, 1, blocks, row_results)
     groups = max(min(-(-resident // blocks), -(-each // LEAST_VALUES_PER_THREAD)), -(-each // MOST_VALUES_PER_THREAD))
-    return Split(-(-each // groups), groups, blocks)
+    return Split(-(-each // groups), groups, blocks, row_results)
 
 
 def row_kernel(name: str, length: int, item_bytes: int) -> str:
