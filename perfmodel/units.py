@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+MB, GB, TB = 1e6, 1e9, 1e12
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 US, MS = 1e-6, 1e-3
 LEAST_S = 1e-12  # that is shown

@@ -30,7 +30,6 @@ from perfmodel.hardware.interconnect import (
     MESSAGES,
     CollectiveSegment,
     Interconnect,
-    busbw_factor,
     collective_key,
 )
 from perfmodel.units import DTYPE_BYTES, format_bytes
@@ -58,20 +57,12 @@ DTYPES = (*USUAL, *(name for name in DTYPE_BYTES if name not in USUAL))
 
 class CollectiveCost(NamedTuple):
     """time_s: from the last rank's arrival to the end. spread: relative standard deviation. source: how it is known;
-    extrapolated to other numbers of ranks, or beyond the largest size of a curve. algbw_bytes_per_s,
-    busbw_bytes_per_s: as nccl-tests defines them.
+    extrapolated to other numbers of ranks, or beyond the largest size of a curve.
     """
 
     time_s: float
     spread: float
     source: Source
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-
-
-def algbw_bytes_per_s(size_bytes: int, time_s: float) -> float:
-    """Size over time; 0 for no time."""
-    return size_bytes / time_s if time_s > 0 else 0.0
 
 
 def ring_steps(kind: str, ranks: int) -> int:
@@ -130,14 +121,14 @@ def collective_cost(
     that was measured inside one.
     """
     if ranks == 1:
-        return CollectiveCost(0.0, 0.0, "exact", 0.0, 0.0)
+        return CollectiveCost(0.0, 0.0, "exact")
     found = _measured_cost(kind, ranks, dtype, size_bytes, interconnect, exact)
     factor = interconnect.bandwidth_factor / sharing
     if factor == 1:
         return found
     least_s = min(_measured_cost(kind, ranks, dtype, 1, interconnect, exact=False).time_s, found.time_s)
     time_s = least_s + (found.time_s - least_s) / factor
-    return _cost(kind, ranks, size_bytes, time_s, found.spread, found.source)
+    return CollectiveCost(time_s, found.spread, found.source)
 
 
 def ahead_share(size_bytes: int, interconnect: Interconnect) -> float:
@@ -216,19 +207,14 @@ def _measured_cost(
     for name in (dtype, *DTYPES):
         record = interconnect.collectives.get(collective_key(kind, ranks, name, size_bytes))
         if record is not None and record.time_s is not None and (exact or record.origin == "grid"):
-            return _cost(kind, ranks, size_bytes, record.time_s, record.spread, "exact")
+            return CollectiveCost(record.time_s, record.spread, "exact")
     segments = interconnect.segments.get(f"{kind} {ranks}")
     if segments:
         source: Source = "curve" if size_bytes <= segments[-1].most_bytes else "extrapolated"
-        return _cost(kind, ranks, size_bytes, segment_time_s(segments, size_bytes), CURVE_SPREAD, source)
+        return CollectiveCost(segment_time_s(segments, size_bytes), CURVE_SPREAD, source)
     measured = _nearest_group(kind, ranks, interconnect)
     time_s = _carried_on(kind, ranks, measured, size_bytes, interconnect)
-    return _cost(kind, ranks, size_bytes, time_s, _carried_spread(kind, ranks / measured, interconnect), "extrapolated")
-
-
-def _cost(kind: str, ranks: int, size_bytes: int, time_s: float, spread: float, source: Source) -> CollectiveCost:
-    algbw = algbw_bytes_per_s(size_bytes, time_s)
-    return CollectiveCost(time_s, spread, source, algbw, algbw * busbw_factor(kind, ranks))
+    return CollectiveCost(time_s, _carried_spread(kind, ranks / measured, interconnect), "extrapolated")
 
 
 def _nearest_group(kind: str, ranks: int, interconnect: Interconnect) -> int:

@@ -36,8 +36,8 @@ from perfmodel.trace.trace import EventKind
 from tests.places import ROOT
 from tests.report.synthetic import prediction, profile, timeline
 
-EXACT = CollectiveCost(1.0, 0.0, "exact", 0.0, 0.0)
-FAR = CollectiveCost(3.0, 0.0, "extrapolated", 0.0, 0.0)
+EXACT = CollectiveCost(1.0, 0.0, "exact")
+FAR = CollectiveCost(3.0, 0.0, "extrapolated")
 SIZE = Collective("all_reduce", "float32", 4, 4)
 CALLS = {"all_reduce": CallRecord(time_s=1e-6)}
 COUPLINGS = {"gemm_fp32": Coupling(compute_factor=1.1, communication_factor=1.1, tail_share=0.5)}

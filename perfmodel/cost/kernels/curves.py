@@ -33,24 +33,18 @@ class CurveTime(NamedTuple):
     source: CurveSource
 
 
-def predict_time_s(
-    operation: Operation, device: Device, curves: Mapping[str, CurveRecord], tf32: bool
-) -> CurveTime | None:
-    """Seconds of a call by the fitted curves, or None where no curve covers it.
-
-    Notes
-    -----
-    The spread is the 90 % quantile of the curve's leave-one-out errors, as the deviation of a normal distribution. For
-    each octave by which the call lies outside the shapes of the fit, less one, its square grows by that of 0.1; of a
-    kind that was not measured it is at least that of :mod:`perfmodel.cost.kernels.estimates`.
-    """
-    return predict_times_s([operation], device, curves, tf32)[0]
-
-
 def predict_times_s(
     operations: Sequence[Operation], device: Device, curves: Mapping[str, CurveRecord], tf32: bool
 ) -> list[CurveTime | None]:
-    """:func:`predict_time_s` of many calls; calls of one curve are evaluated together."""
+    """Return the seconds of each call by the fitted curves, None where no curve covers it.
+
+    Notes
+    -----
+    Calls of one curve are evaluated together. The spread is the 90 % quantile of the curve's leave-one-out errors, as
+    the deviation of a normal distribution. For each octave by which the call lies outside the shapes of the fit, less
+    one, its square grows by that of 0.1; of a kind that was not measured it is at least that of
+    :mod:`perfmodel.cost.kernels.estimates`.
+    """
     grouped: dict[str, list[tuple[int, Features]]] = {}
     for i, operation in enumerate(operations):
         features = features_of(operation, device, tf32)

@@ -8,7 +8,8 @@ are the free segments of all streams given back.
 
 Source: pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp (``round_size``, ``get_free_block``, ``should_split``,
 ``get_allocation_size``, ``try_merge_blocks``, ``release_cached_blocks``). Not modelled: expandable segments, private
-pools of CUDA graphs, ``max_split_size``, ``roundup_power2_divisions`` and garbage collection, all off by default.
+pools of CUDA graphs, ``max_split_size``, ``roundup_power2_divisions`` and garbage collection, all off by default; and
+``record_stream``, which keeps a freed block until another stream is done with it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class OutOfMemoryError(Exception):
 class Block(NamedTuple):
     """A piece of a segment.
 
-    requested_bytes: 0 if free. state: ``active_allocated``, ``active_pending_free`` or ``inactive``.
+    requested_bytes: 0 if free. state: ``active_allocated`` or ``inactive``, as torch's snapshots say.
     """
 
     address: int
@@ -77,15 +78,6 @@ class SegmentEvent(NamedTuple):
     address: int
     bytes: int
     stream: int
-
-
-def rounded_bytes(requested_bytes: int) -> int:
-    """The least block that holds a request: a multiple of 512 bytes, and at least 512.
-
-    >>> rounded_bytes(0), rounded_bytes(513)
-    (512, 1024)
-    """
-    return max(BLOCK_BYTES, -(-requested_bytes // BLOCK_BYTES) * BLOCK_BYTES)
 
 
 def segment_bytes(block_bytes: int) -> int:
@@ -154,9 +146,9 @@ class CachingAllocator:
 
     Attributes
     ----------
-    allocated_bytes, active_bytes, reserved_bytes : int
-        Blocks handed out (uncut remainders included); those and blocks whose free waits for another stream; segments.
-    peak_allocated_bytes, peak_active_bytes, peak_reserved_bytes : int
+    allocated_bytes, reserved_bytes : int
+        Of blocks handed out (uncut remainders included), and of segments.
+    peak_allocated_bytes, peak_reserved_bytes : int
         The largest since the start or :meth:`reset_peaks`.
     retries : int
         Times the device had no room and every cached segment was given back, which waits for the whole device.
@@ -173,8 +165,8 @@ class CachingAllocator:
 
     def __init__(self, limit_bytes: int | None = None, place: Callable[[int], int] | None = None) -> None:
         self.limit_bytes = limit_bytes
-        self.allocated_bytes = self.active_bytes = self.reserved_bytes = 0
-        self.peak_allocated_bytes = self.peak_active_bytes = self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
         self.segment_log: list[SegmentEvent] = []
         self._addresses = DeviceAddresses()
@@ -184,7 +176,6 @@ class CachingAllocator:
         self._free_bytes: dict[int, int] = {}  # first byte of a free block: its bytes
         self._free_start: dict[int, int] = {}  # byte after a free block: its first
         self._held: dict[int, tuple[int, int, int]] = {}  # address: bytes, requested bytes, stream
-        self._pending: dict[int, tuple[int, int, int]] = {}  # freed, but another stream may still use them
 
     def allocate(self, requested_bytes: int, stream: int = 0) -> int:
         """The address of a block that holds ``requested_bytes``, from the pool of ``stream`` (the current one).
@@ -219,35 +210,20 @@ class CachingAllocator:
             block_bytes = size
         self._held[address] = (block_bytes, requested_bytes, stream)
         self.allocated_bytes += block_bytes
-        self.active_bytes += block_bytes
-        if self.active_bytes > self.peak_active_bytes or self.allocated_bytes > self.peak_allocated_bytes:
-            self._raise_peaks()
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return address
 
     def free(self, address: int) -> None:
-        """Give the block at ``address`` back to the pool of its own stream, at once.
+        """Return the block at ``address`` to the pool of its own stream, at once.
 
-        That is what torch does unless ``record_stream`` named another stream: :meth:`request_free` is for that.
+        That is what torch does unless ``record_stream`` named another stream, which is not modelled.
         """
         block_bytes, _, stream = self._held.pop(address)
         self.allocated_bytes -= block_bytes
         self._return_block(address, block_bytes, stream)
 
-    def request_free(self, address: int) -> None:
-        """Give back a block that another stream still uses (``record_stream``): it stays active for now."""
-        self._pending[address] = block = self._held.pop(address)
-        self.allocated_bytes -= block[0]
-
-    def complete_free(self, address: int) -> None:
-        """The other stream is done with a block given to :meth:`request_free` (unless a retry waited for it before)."""
-        if address in self._pending:
-            block_bytes, _, stream = self._pending.pop(address)
-            self._return_block(address, block_bytes, stream)
-
     def empty_cache(self) -> None:
         """Wait for the device and give every wholly free segment back to it."""
-        for address in list(self._pending):
-            self.complete_free(address)
         for address, (size, stream) in list(self._segments.items()):
             if self._free_bytes.get(address) == size:
                 self._take_free(address, size, stream)
@@ -259,7 +235,6 @@ class CachingAllocator:
     def reset_peaks(self) -> None:
         """Start the peaks again from what is held now (``torch.cuda.reset_peak_memory_stats``)."""
         self.peak_allocated_bytes = self.allocated_bytes
-        self.peak_active_bytes = self.active_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
     def block_bytes(self, address: int) -> int:
@@ -285,12 +260,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return address
 
-    def _raise_peaks(self) -> None:
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
-
     def _return_block(self, address: int, block_bytes: int, stream: int) -> None:
-        self.active_bytes -= block_bytes
         free_blocks = self._free_blocks[stream][block_bytes > SMALL_BYTES]
         end = address + block_bytes
         if address not in self._segments:
@@ -325,7 +295,6 @@ class CachingAllocator:
         return SegmentState(address, size, stream, "small" if size == SMALL_SEGMENT_BYTES else "large", tuple(blocks))
 
     def _block_at(self, address: int) -> Block:
-        for held, state in ((self._held, "active_allocated"), (self._pending, "active_pending_free")):
-            if address in held:
-                return Block(address, *held[address][:2], state)
+        if address in self._held:
+            return Block(address, *self._held[address][:2], "active_allocated")
         return Block(address, self._free_bytes[address], 0, "inactive")

@@ -7,7 +7,7 @@ from calibrate.fit.kernels import fit_curve, fit_curves
 from calibrate.kernels import operators
 from calibrate.kernels.grid import grid_operations
 from calibrate.kernels.operators import tensor
-from perfmodel.cost.kernels.curves import curve_time_s, predict_time_s
+from perfmodel.cost.kernels.curves import curve_time_s, predict_times_s
 from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Calls, form_time_s
 from perfmodel.hardware.profile import Device, KernelRecord
@@ -95,7 +95,7 @@ def test_reductions_on_a_cpu_take_what_their_loops_take():
         ("argmax", "float32"), ("argmax", "bfloat16"), ("var", "float32"), ("linalg_vector_norm", "float32"),
     ):  # fmt: skip
         operation = operators.full_reduction(f"{name}.default", tensor(dtype, 300_000))
-        assert predict_time_s(operation, cpu, curves, False).time_s == pytest.approx(_loop_s(operation), rel=0.3)
+        assert predict_times_s([operation], cpu, curves, False)[0].time_s == pytest.approx(_loop_s(operation), rel=0.3)
 
 
 def test_known_parameters_are_recovered_within_their_standard_errors():
@@ -192,11 +192,11 @@ def test_fitted_predictions_grow_with_the_rows():
     )
 
     def norms(rows):
-        return predict_time_s(operators.layer_norm("float32", 1, rows, 1024)[0], GPU, curves, False)[0]
+        return predict_times_s([operators.layer_norm("float32", 1, rows, 1024)[0]], GPU, curves, False)[0].time_s
 
     def adds(rows):
         x = tensor("float32", rows, 1024)
-        return predict_time_s(operators.binary("add.Tensor", x, x), GPU, curves, False)[0]
+        return predict_times_s([operators.binary("add.Tensor", x, x)], GPU, curves, False)[0].time_s
 
     for times in ([norms(2**i) for i in range(4, 17)], [adds(2**i) for i in range(2, 18)]):
         assert all(later >= earlier * 0.99 for earlier, later in pairwise(times))

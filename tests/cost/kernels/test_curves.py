@@ -2,7 +2,7 @@ import pytest
 
 from calibrate.kernels import operators
 from calibrate.kernels.operators import tensor
-from perfmodel.cost.kernels.curves import curve_spread, predict_time_s, predict_times_s
+from perfmodel.cost.kernels.curves import curve_spread, predict_times_s
 from perfmodel.hardware.profile import CurveRecord, Device
 
 DEVICE = Device(kind="cuda", name="GPU", memory_bytes=1 << 40, multiprocessors=100, l2_bytes=50 << 20)
@@ -20,7 +20,7 @@ POINTWISE = CurveRecord(
 def test_pointwise_by_hand():
     x = tensor("float32", 1000, 1000)
     add = operators.binary("add.Tensor", x, x)
-    time_s, spread, source = predict_time_s(add, DEVICE, {"pointwise": POINTWISE}, tf32=False)
+    ((time_s, spread, source),) = predict_times_s([add], DEVICE, {"pointwise": POINTWISE}, tf32=False)
     assert source == "curve"
     assert time_s == pytest.approx(2e-6 + 12e6 / 4e12, rel=1e-6)
     assert spread == pytest.approx(0.02)
@@ -54,6 +54,7 @@ def test_a_correction_multiplies_the_form():
     corrected = plain.model_copy(update={"parameters": plain.parameters | at})
     forward, _ = operators.softmax("float32", (512, 1024))
     before, after = (
-        predict_time_s(forward, DEVICE, {"row_forward _softmax": record}, False)[0] for record in (plain, corrected)
+        predict_times_s([forward], DEVICE, {"row_forward _softmax": record}, False)[0].time_s
+        for record in (plain, corrected)
     )
     assert after == pytest.approx(before * 2.718281828**0.1)

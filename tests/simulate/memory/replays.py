@@ -22,7 +22,7 @@ class Replay(NamedTuple):
 
 
 def replay(memory: dict, allocator: CachingAllocator) -> Replay:
-    """Ask for what the recorded process asked for. A block that is not free when its free is requested is pending."""
+    """Ask for what the recorded process asked for, which kept no block for another stream (``record_stream``)."""
     starts = memory["step_starts_at_event"]
     events, address_of = memory["events"], {}
     found = Replay([], [], [], [])
@@ -34,9 +34,7 @@ def replay(memory: dict, allocator: CachingAllocator) -> Replay:
                 found.handed_out.append(address_of[address])
                 found.allocated_bytes.append(allocator.allocated_bytes)
             elif action == "free_requested":
-                allocator.request_free(address_of[address])
-            elif action == "free_completed":
-                allocator.complete_free(address_of.pop(address))
+                allocator.free(address_of.pop(address))
 
     feed(events[: starts[0]])
     for start, stop in pairwise(starts):
