@@ -90,7 +90,6 @@ def question_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     return click.option(
         "--set",
-        "assignments",
         multiple=True,
         metavar="KEY=VALUE",
         help="Change a value of the scenario, or of its profile as hardware.KEY; repeatable. `perfmodel schema` and "
@@ -102,23 +101,32 @@ def sweep_command(
     scenario_file: Path,
     vary: Mapping[str, Sequence[str]],
     *,
-    assignments: tuple[str, ...] = (),
+    set: tuple[str, ...] = (),
     device: str | None = None,
     allow_import: bool = False,
     no_exact_keys: bool = False,
 ) -> str:
-    """The command that asks the same question with other values. vary: these by key, which may be among the assignments
-    as well; they then say nothing of it.
+    """Write the command that asks the same question with several values.
 
-    >>> sweep_command(Path("my gpt.yaml"), {"batch.size": ["2", "4"]}, assignments=("batch.size=8", "precision=bf16"))
+    Parameters
+    ----------
+    scenario_file : Path
+        The scenario that was asked about.
+    vary : mapping of str to sequence of str
+        Values by key. A key that ``set`` holds as well is left out there.
+    set, device, allow_import, no_exact_keys
+        Options of the question, as its command was given them.
+
+    Examples
+    --------
+    >>> sweep_command(Path("my gpt.yaml"), {"batch.size": ["2", "4"]}, set=("batch.size=8", "precision=bf16"))
     "perfmodel sweep 'my gpt.yaml' --vary batch.size=2,4 --set precision=bf16"
     """
     varied = [f"{key}={','.join(values)}" for key, values in vary.items()]
-    shared = [each for each in assignments if each.partition("=")[0].strip() not in vary]
+    shared = [text for text in set if text.partition("=")[0].strip() not in vary]
     words = ["perfmodel", "sweep", str(scenario_file)]
-    words += [word for each in varied for word in ("--vary", each)] + [
-        word for each in shared for word in ("--set", each)
-    ]
+    words += [word for text in varied for word in ("--vary", text)]
+    words += [word for text in shared for word in ("--set", text)]
     words += [] if device is None else ["--device", device]
     words += ["--allow-import"] if allow_import else []
     words += ["--no-exact-keys"] if no_exact_keys else []
@@ -137,7 +145,7 @@ def torch_needed(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "scipy", "transformers", "sympy"):
+        if error.name not in ("torch", "scipy", "transformers"):
             raise
         raise PerfModelError(
             f"perfmodel {command}: {error.name} must be installed (it is not). Run pip install '.[torch]'."

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import perfmodel.prediction.sweep  # noqa: F401  # before a test replaces what it imports
 from perfmodel.hardware.profile import Device, Profile, save_profile
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.yaml_file import Assignments, load_question
 from tests.cli.commands import TINY, Asked
 from tests.report.synthetic import prediction
 
@@ -35,8 +37,15 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     """The questions that commands ask, all answered with the same prediction."""
     questions: Asked = []
 
-    def answer(scenario: Scenario, profile: Profile, **options: Any) -> Prediction:
-        questions.append((scenario, profile, options))
+    def answer(
+        scenario: Scenario | Path,
+        profile: Profile | None = None,
+        *,
+        set: Assignments = (),
+        device: str | None = None,
+        **options: Any,
+    ) -> Prediction:
+        questions.append((*load_question(scenario, set, device, profile=profile), options))
         return prediction()
 
     monkeypatch.setattr("perfmodel.prediction.predict.predict", answer)
