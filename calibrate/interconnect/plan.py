@@ -164,7 +164,7 @@ def _traffic_of(scenario: Scenario, options: InterconnectOptions) -> ScenarioTra
     nodes = max(nodes_of(options.name), options.nodes)
     if nodes > 1:
         per_node = max(min(in_all, options.ranks) // nodes, 1)
-        sent = [each for each in sent if not stays_in_a_node(*each.among, per_node)]
+        sent = [each for each in sent if not stays_in_a_node(*each.members, per_node)]
     if not sent:
         return None
     return ScenarioTraffic(scenario, programs if scenario.parallelism.pp is not None else programs[:1], sent)

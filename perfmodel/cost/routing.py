@@ -43,7 +43,7 @@ def stays_in_a_node(group: str, ranks: int, ranks_per_node: int) -> bool:
     return group in CONSECUTIVE and ranks_per_node % ranks == 0
 
 
-def route_of(among: Members, scenario: Scenario, profile: Profile) -> Route:
+def route_of(members: Members, scenario: Scenario, profile: Profile) -> Route:
     """Of collectives of these ranks; see the module.
 
     Raises
@@ -59,18 +59,18 @@ def route_of(among: Members, scenario: Scenario, profile: Profile) -> Route:
     name = interconnect_in_use(scenario, profile)
     assert name is not None
     own, nodes, gpus = profile.interconnects[name], scenario.hardware.nodes, scenario.hardware.gpus
-    if nodes == 1 or among.group == "dp":
+    if nodes == 1 or members.group == "dp":
         return Route(name, own)
     if gpus % nodes:
         raise PerfModelError(
-            f"hardware.gpus must be as many on each of {nodes} nodes where ranks of a {among.group} group talk (got "
+            f"hardware.gpus must be as many on each of {nodes} nodes where ranks of a {members.group} group talk (got "
             f"{gpus}). Use a multiple."
         )
     per_node = gpus // nodes
-    if among.group == REPLICATE:
-        return Route(name, own, min(scenario.parallelism.ranks // among.ranks, per_node))
+    if members.group == REPLICATE:
+        return Route(name, own, min(scenario.parallelism.ranks // members.ranks, per_node))
     section = scenario.parallelism.pp
-    group, ranks = among if section is None else Members(PIPELINE, section.stages)
+    group, ranks = members if section is None else Members(PIPELINE, section.stages)
     if not stays_in_a_node(group, ranks, per_node):
         return Route(name, own)
     inside = _one_node(profile, own.backend)

@@ -48,7 +48,7 @@ class CostedRank:
         self.program, self.profile = program, profile
         self._exact, self._speed, self._matmul_tf32 = exact, speed, scenario.matmul_tf32
         self.costs = costs = kernel_costs(program.operations, profile, scenario.matmul_tf32, exact=exact)
-        self.routes = [route_of(each.among, scenario, profile) for each in program.collectives]
+        self.routes = [route_of(each.members, scenario, profile) for each in program.collectives]
         self.collectives = [
             _collective_cost(each, route, exact) for each, route in zip(program.collectives, self.routes, strict=True)
         ]

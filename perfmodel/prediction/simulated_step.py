@@ -144,8 +144,8 @@ def memory_of_ranks(ranks: Sequence[RankProgram], profile: Profile, scenario: Sc
         return ()
     of_rank: dict[int, MemoryTimeline] = {}
     for each in ranks:
-        groups = dict.fromkeys(collective.among for collective in each.program.collectives)
-        communicators = [(among.ranks, route_of(among, scenario, profile).interconnect) for among in groups]
+        groups = dict.fromkeys(collective.members for collective in each.program.collectives)
+        communicators = [(members.ranks, route_of(members, scenario, profile).interconnect) for members in groups]
         outside_bytes = communicators_bytes(communicators)
         memory = simulate_memory(each.program, profile, scenario.matmul_tf32, outside_bytes)
         of_rank |= dict.fromkeys(each.ranks, memory)

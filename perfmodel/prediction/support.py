@@ -308,8 +308,8 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
     groups = [sharing_of(section), replicas_of(section), resharing_of(section)]
     if section.pp is not None:
         groups = [Members(PIPELINE, 2), Members(REPLICATE, section.dp)]
-    for among in filter(None, groups):
-        route_of(among, scenario, profile)
+    for members in filter(None, groups):
+        route_of(members, scenario, profile)
 
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:

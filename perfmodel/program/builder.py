@@ -1,4 +1,4 @@
-"""What strategies write programs with: instructions put between those of a single device's step."""
+"""The builder with which strategies write programs: it inserts instructions into a single device's step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,26 @@ REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
 class ProgramBuilder:
-    """Collects what is put into a program, beside what is there already. among: the ranks that collectives are of,
-    unless others are given; ranks: how many these are. stream: of their communicator.
+    """Collects instructions to insert into a program, after those that it has already.
+
+    Parameters
+    ----------
+    program : Program
+    members : Members
+        The ranks of collectives for which no others are given.
+    stream : int
+        The stream of their communicator.
+
+    Attributes
+    ----------
+    ranks : int
+        How many members there are.
+    gradients : list of int
+        Indices of the parameters that require a gradient.
     """
 
-    def __init__(self, program: Program, among: Members, stream: int = COMMUNICATION) -> None:
-        self.program, self.trace, self.among, self.ranks = program, program.trace, among, among.ranks
+    def __init__(self, program: Program, members: Members, stream: int = COMMUNICATION) -> None:
+        self.program, self.trace, self.members, self.ranks = program, program.trace, members, members.ranks
         self.gradients = [index for index, parameter in enumerate(program.trace.parameters) if parameter.requires_grad]
         self._stream = stream
         self._operations = {operation: number for number, operation in enumerate(program.extra_operations)}
@@ -46,10 +60,11 @@ class ProgramBuilder:
         )
 
     def last(self, phase: str) -> int:
-        """Index of the last such phase among the runs."""
+        """Return the index of the last run of this phase."""
         return max(index for index, run in enumerate(self.program.runs) if run.phase == phase)
 
     def launch(self, operation: Operation, call: str, share: float = 1.0, stream: int = COMPUTE) -> Instruction:
+        """Return the launch of an operator; ``share`` is what it takes of the call's host time."""
         number = self._operations.setdefault(operation, len(self._operations))
         return Instruction(EventKind.OP, len(self.trace.operations) + number, -1, stream, call, share)
 
@@ -59,19 +74,33 @@ class ProgramBuilder:
         tensor: TensorSpec,
         stream: int = COMPUTE,
         call: str | None = None,
-        among: Members | None = None,
+        members: Members | None = None,
     ) -> Instruction:
-        """A synchronous collective, which runs on the stream it is called on. tensor: what its size is that of. call:
-        by default its kind.
+        """Return a synchronous collective, which runs on the stream it is called on.
+
+        Parameters
+        ----------
+        kind : str
+            Such as ``all_reduce``.
+        tensor : TensorSpec
+            Its size is the collective's.
+        stream : int
+        call : str, optional
+            The host call that it is looked up by; by default its kind.
+        members : Members, optional
+            By default the builder's.
         """
         name = kind if call is None else call
-        return Instruction(COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind, among), stream=stream, call=name)
+        return Instruction(
+            COLLECTIVE, self._number(tensor.dtype, tensor.bytes, kind, members), stream=stream, call=name
+        )
 
-    def beside(
+    def asynchronous(
         self, dtype: str, size_bytes: int, call: str, kind: str = "all_reduce"
     ) -> tuple[tuple[Instruction, ...], int]:
-        """Asynchronous, on the communicator's stream after what the compute stream was given so far; and the mark of
-        its end.
+        """Return an asynchronous collective's instructions, and the mark that is reached at its end.
+
+        It runs on the communicator's stream, after what the compute stream was given so far.
         """
         before, after = self.mark(), self.mark()
         rows = (
@@ -82,13 +111,13 @@ class ProgramBuilder:
         )
         return rows, after
 
-    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce", among: Members | None = None) -> int:
-        group, ranks = among or self.among
+    def _number(self, dtype: str, size_bytes: int, kind: str = "all_reduce", members: Members | None = None) -> int:
+        group, ranks = members or self.members
         collective = Collective(kind, dtype, size_bytes, ranks, group)
         return self._collectives.setdefault(collective, len(self._collectives))
 
     def mark(self) -> int:
-        """A new one."""
+        """Return the number of a new mark."""
         self._marks += 1
         return self._marks - 1
 
@@ -103,9 +132,16 @@ class ProgramBuilder:
     def add_phase(
         self, phase: str, instructions: Sequence[Instruction], first: Sequence[Instruction] | None = None
     ) -> None:
-        """A phase of inserted instructions alone, after the last backward of the steady and of the first step.
+        """Add a phase of inserted instructions alone, after the last backward of the steady and of the first step.
 
-        first: those of the first step, where they differ. Runs after it are numbered anew, so insert these later.
+        Runs after it are numbered anew, so insert into these later.
+
+        Parameters
+        ----------
+        phase : str
+        instructions : sequence of Instruction
+        first : sequence of Instruction, optional
+            Those of the first step, where they differ.
         """
         runs, insertion = _with_phase(self.program.runs, phase, tuple(instructions))
         first_runs, first_insertion = _with_phase(
@@ -115,7 +151,7 @@ class ProgramBuilder:
         self._insertions.append(insertion)
 
     def insert_first(self, run: int, event: int, *instructions: Instruction) -> None:
-        """The same for the first step, of which only memory is simulated."""
+        """Insert into the first step, of which only memory is simulated."""
         more = (*self.program.first_insertions, Insertion(run, event, instructions))
         self.program = replace(self.program, first_insertions=more)
 
@@ -130,7 +166,7 @@ class ProgramBuilder:
 
 
 def _in_order(insertions: Iterable[Insertion]) -> tuple[Insertion, ...]:
-    """Those at the same place as they were made."""
+    """Sort by place; insertions at the same place keep their order."""
     return tuple(sorted(insertions, key=lambda insertion: (insertion.run, insertion.event)))
 
 
@@ -144,14 +180,17 @@ def _with_phase(
 
 
 def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list[tuple[int, int]]:
-    """Parameters as their gradients become ready in a backward, by default the last, each with the event after it."""
+    """Return parameters in the order in which a backward completes their gradients, each with the event after it.
+
+    backward: by default the last of the step.
+    """
     segment = backward or [each for each in events.segments if each.phase == "backward"][-1]
     ready = segment.start + np.flatnonzero(events.kind[segment.start : segment.stop] == EventKind.GRAD_READY)
     return [(int(events.a[event]), event + 1) for event in ready.tolist()]
 
 
 def waits_in_a_row(marks: Sequence[int]) -> list[Instruction]:
-    """Of the host for collectives that it began, one after the other."""
+    """Return the host's waits for collectives in order; a wait after another has a host cost of its own."""
     return [
         Instruction(WAIT, mark, call=host_calls.repeated(host_calls.WAIT) if index else host_calls.WAIT)
         for index, mark in enumerate(marks)
@@ -159,5 +198,5 @@ def waits_in_a_row(marks: Sequence[int]) -> list[Instruction]:
 
 
 def vector(count: int, dtype: str) -> TensorSpec:
-    """A flat tensor of so many elements."""
+    """Return a flat tensor of ``count`` elements."""
     return TensorSpec((count,), contiguous_stride((count,)), dtype)

@@ -34,7 +34,7 @@ FOUND_INFINITY = TensorSpec((), (), "float32")
 Put = Callable[..., None]
 
 
-def clip_flat_parts(builder: ProgramBuilder) -> None:
+def clip_flat_shards(builder: ProgramBuilder) -> None:
     """Put the all-reduce of one number into the clip phase, if there is one."""
     for put, squares in _powers(builder):
         put(builder.blocking("all_reduce", squares))
@@ -63,7 +63,7 @@ def share_infinities(builder: ProgramBuilder) -> None:
 def _functional(builder: ProgramBuilder, tensor: TensorSpec, use: tuple[Instruction, ...] = ()) -> list[Instruction]:
     """A functional all-reduce of the tensor, awaited, and what is made of its result."""
     storage, kind = builder.new_storage(), StorageKind.TEMPORARY
-    rows, mark = builder.beside(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
+    rows, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
     return [
         builder.launch(Operation("aten.clone.default", (tensor,), outputs=(tensor,)), host_calls.LAUNCH),
         Instruction(EventKind.ALLOC, storage, tensor.bytes, holds=kind),

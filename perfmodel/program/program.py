@@ -51,10 +51,16 @@ class PhaseRun:
 
 
 class Members(NamedTuple):
-    """Ranks that talk to each other. group: what they have in common: ``dp``, all of them; or of fully_shard ``shard``,
-    which share one copy of the model, ``replicate``, which hold the same shard, and ``reshard``, which share parameters
-    between forward and backward; of a pipeline names that begin with ``pp``, and ``replicate``, which hold the same
-    stages.
+    """Ranks that talk to each other, by what they have in common.
+
+    Attributes
+    ----------
+    group : str
+        ``dp``: all ranks. Of fully_shard ``shard``: they share one copy of the model; ``replicate``: they hold the same
+        shard; ``reshard``: they share parameters between forward and backward. Of a pipeline a name that begins with
+        ``pp``; and ``replicate``: they hold the same stages.
+    ranks : int
+        How many they are.
     """
 
     group: str
@@ -62,11 +68,19 @@ class Members(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective in which this rank takes part.
+    """A collective in which this rank participates.
 
-    size_bytes: as :func:`~perfmodel.hardware.interconnect.collective_key` counts it. group: see
-    :class:`Members`; one group is one communicator, which runs its collectives in order of issue, on whatever streams.
-    role: of messages, whether this rank sends (``send``), receives (``receive``) or does ``both``.
+    Attributes
+    ----------
+    kind, dtype : str
+    size_bytes : int
+        As :func:`~perfmodel.hardware.interconnect.collective_key` counts it.
+    ranks : int
+    group : str
+        See :class:`Members`. One group is one communicator, which runs its collectives in order of issue, on whatever
+        streams.
+    role : str
+        Of messages, whether this rank sends (``send``), receives (``receive``) or does ``both``.
     """
 
     kind: str
@@ -77,12 +91,22 @@ class Collective(NamedTuple):
     role: str = ""
 
     @property
-    def among(self) -> Members:
+    def members(self) -> Members:
         return Members(self.group, self.ranks)
 
 
 class Message(NamedTuple):
-    """What one rank sends to another. name: the same for both, and no other's in a step. peer: the other rank."""
+    """A message between two ranks.
+
+    Attributes
+    ----------
+    name : str
+        The same on both ranks, and no other message's in a step.
+    is_send : bool
+        Whether this rank sends it.
+    peer : int
+        The other rank.
+    """
 
     name: str
     is_send: bool
@@ -90,9 +114,19 @@ class Message(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """An instruction of a strategy. kind, a, b: as in a trace, or as above. call: what its host time is looked up by
-    among an interconnect's calls, or ``launch`` for an operator called from C++; empty for none. share: of that call.
-    holds: what is allocated or freed.
+    """An instruction that a strategy inserts.
+
+    Attributes
+    ----------
+    kind, a, b : int
+        As in a trace, or as listed at the top of this module.
+    stream : int
+    call : str
+        The host call (:mod:`perfmodel.hardware.host_calls`) by which its host time is looked up; empty for none.
+    share : float
+        What it takes of that call's time.
+    holds : StorageKind
+        What is in the storage that it allocates or frees.
     """
 
     kind: int
@@ -113,8 +147,16 @@ class Insertion(NamedTuple):
 
 
 class Rebuild(NamedTuple):
-    """Memory that a strategy replaces once. step: in which, counted from 1. made: what it asks for, and where in the
-    steady step's runs, in order. replaced: what it gives up for that, at some time until the step has ended.
+    """Memory that a strategy replaces once.
+
+    Attributes
+    ----------
+    step : int
+        The step in which it does, counted from 1.
+    made : tuple of Insertion
+        Allocations, and where they stand in the steady step's runs, in order.
+    replaced : tuple of Instruction
+        What is freed in exchange, at some time until that step has ended.
     """
 
     step: int
@@ -124,15 +166,30 @@ class Rebuild(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a steady step (``runs``) and in its first (``first_runs``: it makes optimizer states).
+    """What one rank does in a steady step and in its first, which makes the optimizer states.
 
-    insertions, first_insertions: of the steady and the first step, in order. extra_operations:
-    what inserted launches run,
-    numbered after the trace's. setup: memory that the strategy asks for and gives up when it wraps the model; rebuild:
-    what it replaces later. exchanges: messages that are sent and received together. in_flight: storages of which every
-    micro-batch has its own, since others may run between its forward and its backward; what a phase of no micro-batch
-    frees of them it frees of all. stage_blocks: repeated blocks of every stage of the model, in order; empty without a
-    pipeline.
+    Attributes
+    ----------
+    trace : Trace
+    runs, first_runs : tuple of PhaseRun
+        Of the steady and of the first step, in order.
+    insertions, first_insertions : tuple of Insertion
+        Of the steady and of the first step, in order.
+    extra_operations : tuple of Operation
+        What inserted launches run, numbered after the trace's operations.
+    collectives : tuple of Collective
+        The table that COLLECTIVE instructions point into.
+    setup : tuple of Instruction
+        Memory that the strategy allocates and frees when it wraps the model.
+    rebuild : Rebuild, optional
+        Memory that it replaces later.
+    exchanges : tuple of tuple of Message
+        Messages that are sent and received together.
+    in_flight : frozenset of int
+        Storages of which every micro-batch has its own, since others may run between its forward and its backward. A
+        phase of no micro-batch that frees one of them frees it for all micro-batches.
+    stage_blocks : tuple of int
+        Repeated blocks of every stage of the model, in order; empty without a pipeline.
     """
 
     trace: Trace
@@ -154,17 +211,17 @@ class Program:
 
     @cached_property
     def instructions(self) -> Instructions:
-        """Columns of the steady step."""
+        """Return the steady step's columns."""
         return _columns(self.trace.steady, self.runs, self.insertions)
 
     @cached_property
     def first_instructions(self) -> Instructions:
-        """Columns of the first step."""
+        """Return the first step's columns."""
         return _columns(self.trace.first, self.first_runs, self.first_insertions)
 
     @cached_property
     def modules(self) -> np.ndarray:
-        """For each instruction the innermost module it runs in (index into the trace's modules), -1 outside."""
+        """Return for each instruction the innermost module it runs in: an index into the trace's modules, or -1."""
         columns = self.instructions
         inside = np.full(len(columns.kind), -1, dtype=np.int64)
         borders = np.flatnonzero((columns.kind == EventKind.MODULE_ENTER) | (columns.kind == EventKind.MODULE_EXIT))
@@ -180,8 +237,22 @@ class Program:
 
 @dataclass(frozen=True)
 class Instructions:
-    """Equally long columns: kind, a, b as in the trace or as inserted; run: index into the program's runs; event: into
-    the trace's, -1 for what was inserted; stream; call: index into calls, -1 for none; share: of that call.
+    """The instructions of a step as equally long columns.
+
+    Attributes
+    ----------
+    kind, a, b : ndarray of int
+        As in the trace, or as inserted.
+    run : ndarray of int
+        Index into the program's runs.
+    event : ndarray of int
+        Index into the trace's events; -1 for what was inserted.
+    stream : ndarray of int
+    call : ndarray of int
+        Index into ``calls``; -1 for none.
+    share : ndarray of float
+        What the instruction takes of that call's time.
+    calls : tuple of str
     """
 
     kind: np.ndarray
@@ -196,7 +267,7 @@ class Instructions:
 
     @cached_property
     def launches(self) -> np.ndarray:
-        """Positions of the operators (OP), host-only ones included."""
+        """Return the positions of the operators (OP), host-only ones included."""
         return np.flatnonzero(self.kind == EventKind.OP)
 
 
@@ -206,27 +277,27 @@ def _columns(events: StepEvents, runs: tuple[PhaseRun, ...], insertions: tuple[I
         by_run.setdefault(insertion.run, []).append(insertion)
     calls = dict.fromkeys(row.call for insertion in insertions for row in insertion.instructions if row.call)
     numbers = {call: index for index, call in enumerate(calls)}
-    parts: list[tuple[np.ndarray, ...]] = []
+    pieces: list[tuple[np.ndarray, ...]] = []
     for index, run in enumerate(runs):
         start = run.segment.start
         for insertion in by_run.get(index, []):
-            parts.append(_traced(events, start, insertion.event, index))
-            parts.append(_inserted(insertion.instructions, index, numbers))
+            pieces.append(_traced(events, start, insertion.event, index))
+            pieces.append(_inserted(insertion.instructions, index, numbers))
             start = insertion.event
-        parts.append(_traced(events, start, run.segment.stop, index))
-    if not parts:
-        parts = [_traced(events, 0, 0, 0)]
-    kind, a, b, run_of, event, stream, call, share = (np.concatenate(column) for column in zip(*parts, strict=True))
+        pieces.append(_traced(events, start, run.segment.stop, index))
+    if not pieces:
+        pieces = [_traced(events, 0, 0, 0)]
+    kind, a, b, run_of, event, stream, call, share = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return Instructions(kind, a, b, run_of, event, stream, call, share, tuple(numbers))
 
 
 def _traced(events: StepEvents, start: int, stop: int, run: int) -> tuple[np.ndarray, ...]:
-    part, count = slice(start, stop), stop - start
+    within, count = slice(start, stop), stop - start
     nothing = np.full(count, -1, dtype=np.int64)
     return (
-        events.kind[part],
-        events.a[part],
-        events.b[part],
+        events.kind[within],
+        events.a[within],
+        events.b[within],
         np.full(count, run, dtype=np.int64),
         np.arange(start, stop, dtype=np.int64),
         np.zeros(count, dtype=np.int64),
@@ -252,9 +323,9 @@ def _inserted(rows: tuple[Instruction, ...], run: int, calls: dict[str, int]) ->
 
 
 def single_device_program(trace: Trace, gradient_accumulation: int = 1) -> Program:
-    """The step of one rank that talks to nobody: the trace's segments, its last micro-batch repeated as often as asked.
+    """Return the program of a rank that talks to nobody: the trace's segments, its last micro-batch repeated.
 
-    gradient_accumulation: micro-batches a step; the trace holds min(2, that many).
+    gradient_accumulation: micro-batches a step, of which the trace holds the first two at most.
     """
     return Program(
         trace,
@@ -271,5 +342,5 @@ def _with_micro_batches(segments: tuple[Segment, ...], micro_batches: int) -> tu
         runs.append(PhaseRun(segment.phase, segment.micro_batch, segment))
         if repeated and segment is repeated[-1]:
             for micro_batch in range(last + 1, micro_batches):
-                runs += [PhaseRun(again.phase, micro_batch, again) for again in repeated]
+                runs += [PhaseRun(segment.phase, micro_batch, segment) for segment in repeated]
     return tuple(runs)

@@ -78,7 +78,7 @@ def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
     run, marks = builder.last("backward"), []
     for index, event in ready_gradients(builder.trace.steady):
         tensor = builder.trace.parameters[index].tensor
-        rows, mark = builder.beside(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
+        rows, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
         builder.insert(run, event, *rows)
         marks.append(mark)
     stop = builder.program.runs[run].segment.stop

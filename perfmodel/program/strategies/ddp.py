@@ -137,7 +137,7 @@ def _reduce(builder: ProgramBuilder, module: WrappedModule, buckets: Sequence[Bu
             rows.append(Instruction(EventKind.FREE, own[index]))
         while len(marks) < len(buckets) and missing[len(marks)] == 0:
             bucket = buckets[len(marks)]
-            more, mark = builder.beside(bucket.dtype, bucket.size_bytes, host_calls.DDP_BUCKET)
+            more, mark = builder.asynchronous(bucket.dtype, bucket.size_bytes, host_calls.DDP_BUCKET)
             rows += more
             marks.append(mark)
         builder.insert(module.backward, event, *rows)
@@ -195,7 +195,7 @@ def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun
     tensors = tuple(vector(max(size_bytes // 4, 1), "float32") for size_bytes in sizes)
     whole = vector(sum(tensor.numel for tensor in tensors), "float32")
     storage = builder.new_storage()
-    rows, mark = builder.beside("float32", whole.bytes, host_calls.asynchronous("all_reduce"), "broadcast")
+    rows, mark = builder.asynchronous("float32", whole.bytes, host_calls.asynchronous("all_reduce"), "broadcast")
     return [
         Instruction(EventKind.ALLOC, storage, whole.bytes),
         builder.launch(Operation("aten.cat.default", (tensors,), outputs=(whole,)), host_calls.FLATTEN),

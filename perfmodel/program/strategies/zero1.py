@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from perfmodel.hardware import host_calls
 from perfmodel.program.builder import REDUCE, ProgramBuilder, vector, waits_in_a_row
-from perfmodel.program.gradient_clipping import clip_flat_parts
+from perfmodel.program.gradient_clipping import clip_flat_shards
 from perfmodel.program.program import Instruction, Program
 from perfmodel.program.sharding import flat_shard_of
 from perfmodel.program.strategies.ddp import ddp
@@ -87,7 +87,7 @@ def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
         cleared.append(Instruction(EventKind.FREE, gradient))
         gathers.append(builder.blocking("all_gather", whole))
     builder.add_phase(REDUCE, steady, first)
-    clip_flat_parts(builder)
+    clip_flat_shards(builder)
     start = builder.last("zero_grad")
     builder.insert(start, builder.program.runs[start].segment.stop, *cleared)
     end = builder.last(OPTIMIZER)
@@ -130,7 +130,7 @@ def _broadcast(builder: ProgramBuilder, scenario: Scenario) -> Program:
     for indices in owned:
         for size_bytes in _sizes([tensors[index] for index in indices], as_view):
             call = host_calls.repeated(first_call) if marks else first_call
-            more, mark = builder.beside(tensors[0].dtype, size_bytes, call, "broadcast")
+            more, mark = builder.asynchronous(tensors[0].dtype, size_bytes, call, "broadcast")
             rows += more
             marks.append(mark)
     run = builder.last(OPTIMIZER)

@@ -122,7 +122,7 @@ def test_nothing_ran_later_than_the_program_explains(case: str, rank: int) -> No
 def test_a_communicator_runs_its_collectives_one_after_another_in_the_order_of_the_host(case: str, rank: int) -> None:
     """On whatever streams they are."""
     made, ran = programs(case)[rank], collectives(case, rank)
-    assert len({each.among for each in made.collectives}) == 1
+    assert len({each.members for each in made.collectives}) == 1
     assert len(ran) == (made.instructions.kind == COLLECTIVE).sum()
     assert all(before.end_us <= after.start_us for before, after in pairwise(ran))
 

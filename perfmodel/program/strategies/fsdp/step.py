@@ -159,8 +159,8 @@ class _Step:
         """Begin to gather, unless that was begun ahead or the parameters are there."""
         if group.module in self._gathers or group.module in self._whole:
             return []
-        among = self._sharing(group)
-        shards = tuple(self.sizes.part(index, among.ranks) for index in group.parameters)
+        members = self._sharing(group)
+        shards = tuple(self.sizes.part(index, members.ranks) for index in group.parameters)
         whole = self.sizes.buffer(group.parameters)
         copied, gathered = self.builder.mark(), self.builder.mark()
         self._gathers[group.module] = gathered
@@ -173,7 +173,7 @@ class _Step:
             self.builder.launch(foreach_copy(shards, shards), "", stream=COPY_IN),
             Instruction(RECORD, copied, stream=COPY_IN),
             Instruction(WAIT, copied, stream=GATHER),
-            self.builder.blocking("all_gather", whole, GATHER, call="", among=among),
+            self.builder.blocking("all_gather", whole, GATHER, call="", members=members),
             Instruction(RECORD, gathered, stream=GATHER),
             *uncast,
         ]
@@ -181,7 +181,7 @@ class _Step:
     def _sharing(self, group: Group) -> Members:
         """The ranks that hold the group's parameters together now."""
         fewer = self.plan.resharing if group.module in self._parted else None
-        return fewer or self.builder.among
+        return fewer or self.builder.members
 
     def _prefetch(self, modules: Sequence[int]) -> list[Instruction]:
         """Begin to gather these, one after another."""
@@ -244,13 +244,13 @@ class _Step:
 
     def _give_up_after_forward(self, group: Group) -> list[Instruction]:
         """But for a part, where fewer ranks share the parameters until backward."""
-        among = self.plan.resharing
-        if among is None:
+        members = self.plan.resharing
+        if members is None:
             return self._give_up(group)
         # What no backward came for, torch frees as it is replaced.
         rows = self._free_parts(group) if group.module not in self._entered else []
         for part, index, freed in zip(group.parts, group.parameters, self._give_up(group), strict=True):
-            own = self.sizes.part(index, among.ranks)
+            own = self.sizes.part(index, members.ranks)
             rows += [
                 self.builder.launch(Operation("aten.clone.default", (own,), outputs=(own,)), host_calls.LAUNCH),
                 Instruction(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
@@ -361,7 +361,7 @@ class _Step:
             rows += [
                 Instruction(RECORD, scattered, stream=SCATTER),
                 Instruction(WAIT, scattered, stream=REDUCE),
-                self.builder.blocking("all_reduce", shard, REDUCE, among=replicas),
+                self.builder.blocking("all_reduce", shard, REDUCE, members=replicas),
                 Instruction(RECORD, self._scattering, stream=REDUCE),
             ]
             if is_cast or self.plan.offloads:
