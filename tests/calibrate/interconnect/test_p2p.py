@@ -1,55 +1,13 @@
-"""Messages between two ranks over gloo, and which records they leave. No test asserts more of a time than its sign."""
+"""The stage that measures messages between two ranks; test_worker.py runs it over gloo."""
 
 from __future__ import annotations
 
 import pytest
 
-from calibrate.interconnect.p2p import CALL_ROUNDS, MessageStage
-from calibrate.interconnect.request import Found, Measured, Request, measure
+from calibrate.interconnect.p2p import MessageStage
+from calibrate.interconnect.request import Found, Request
 from calibrate.interconnect.worker import Worker
-from perfmodel.cost.collectives import collective_cost
 from perfmodel.units import KIB
-
-EXACT = (("exchange", "bfloat16", 3000, 2), ("send_recv", "bfloat16", 3000, 2))
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Measured:
-    found = measure(Request("gloo", 2, "cpu", 60.0, EXACT, stages=("p2p",), most_bytes=2 * KIB), timeout_s=120)
-    assert found is not None
-    return found
-
-
-def test_both_kinds_are_measured_over_the_ladder_and_the_exact_sizes(gloo: Measured) -> None:
-    found = gloo.interconnect
-    grid = {f"{kind} 2 float32 {size}" for kind in ("send_recv", "exchange") for size in (1024, 2048)}
-    exact = {f"{kind} 2 bfloat16 3000" for kind in ("send_recv", "exchange")}
-    assert set(found.collectives) == grid | exact
-    assert {key for key, record in found.collectives.items() if record.origin == "scenario"} == exact
-    assert all(record.time_s and record.samples >= 10 for record in found.collectives.values())
-    assert set(found.segments) == {"send_recv 2", "exchange 2"}
-    assert {curve[0].points for curve in found.segments.values()} == {2}
-    assert (found.contention, found.message_couplings) == ({}, {})
-    assert list(gloo.stages_s) == ["group of 2", "p2p"]
-
-
-def test_what_was_measured_is_what_is_predicted(gloo: Measured) -> None:
-    for kind in ("send_recv", "exchange"):
-        exact = collective_cost(kind, 2, "bfloat16", 3000, gloo.interconnect)
-        assert (exact.time_s, exact.source) == (
-            gloo.interconnect.collectives[f"{kind} 2 bfloat16 3000"].time_s,
-            "exact",
-        )
-        assert collective_cost(kind, 2, "float32", 1500, gloo.interconnect).source == "curve"
-        assert collective_cost(kind, 2, "float32", 9000, gloo.interconnect).source == "extrapolated"
-
-
-def test_calls_and_waits_are_timed_first_and_in_a_row(gloo: Measured) -> None:
-    calls = ("isend", "irecv", "batch_isend_irecv")
-    names = {f"{name}{what}{ending}" for name in calls for what in ("", " wait") for ending in ("", " again")}
-    host = gloo.interconnect.host
-    assert set(host) == names
-    assert all(host[name].time_s > 0 and host[name].samples == CALL_ROUNDS for name in names)
 
 
 class Ranks:

@@ -16,7 +16,9 @@ from calibrate.interconnect.merging import merged
 from calibrate.interconnect.own_contention import OwnKernel, encode_own
 from calibrate.interconnect.request import Found, Request, asked_in, exact_collectives, measure, measured_in
 from calibrate.jobs import job
+from calibrate.this_machine import launcher
 from calibrate.this_machine.launcher import Launch
+from perfmodel.cost.collectives import collective_cost
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import (
@@ -31,6 +33,7 @@ from perfmodel.hardware.profile import Device, Profile
 from perfmodel.program.program import Collective
 from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.units import KIB
+from tests.calibrate.interconnect import quick_worker
 
 QUICK = Request(
     "gloo",
@@ -43,37 +46,101 @@ QUICK = Request(
 )
 
 
-def test_collectives_of_two_ranks(tmp_path):
-    kept = tmp_path / "kept.json"
-    found = measure(replace(QUICK, profile="then"), 120.0, kept)
-    assert (found.interconnect.backend, found.interconnect.nodes) == ("gloo", 1)
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-    grid = {f"{kind} 2 float32 {size}" for kind in kinds for size in (1024, 2048)}
-    records = found.interconnect.collectives
-    assert set(records) == grid | {"all_reduce 2 float32 5000", "broadcast 2 float8_e5m2 1024"}
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+REFUSED = "broadcast 2 float8_e5m2 1024"
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Every stage that ranks on a CPU have, measured between two of them in few rounds, and the file that it leaves."""
+    kept = tmp_path_factory.mktemp("two_ranks") / "kept.json"
+    messages = tuple((kind, "bfloat16", 3000, 2) for kind in ("exchange", "send_recv"))
+    stages = ("collectives", "calls", "collective calls", "p2p")
+    asked = replace(QUICK, exact=(*QUICK.exact, *messages), stages=stages, profile="then")
+    run_ranks = launcher.run_ranks
+
+    def with_few_rounds(launch):
+        program = ("-m", "tests.calibrate.interconnect.quick_worker", *launch.program[2:])
+        run_ranks(replace(launch, program=program))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "run_ranks", with_few_rounds)
+        found = measure(asked, 240.0, kept)
+    return asked, found, kept
+
+
+def test_collectives_of_two_ranks(two_ranks):
+    _, found, _ = two_ranks
+    assert (found.interconnect.backend, found.interconnect.nodes, found.interconnect.contention) == ("gloo", 1, {})
+    grid = {f"{kind} 2 float32 {size}" for kind in KINDS for size in (1024, 2048)}
+    records = {key: each for key, each in found.interconnect.collectives.items() if key.startswith(KINDS)}
+    assert set(records) == grid | {"all_reduce 2 float32 5000", REFUSED}
     assert {key for key, record in records.items() if record.origin == "scenario"} == set(records) - grid
-    refused = records["broadcast 2 float8_e5m2 1024"]
-    assert refused.time_s is None
-    assert "RuntimeError: " in refused.error
-    for key in set(records) - {"broadcast 2 float8_e5m2 1024"}:
-        assert 1e-6 < records[key].time_s < 0.1
+    assert records[REFUSED].time_s is None
+    assert "RuntimeError: " in records[REFUSED].error
+    for key in set(records) - {REFUSED}:
+        assert records[key].time_s > 1e-6
         assert records[key].samples >= 2 * 5
-    assert set(found.interconnect.segments) == {f"{kind} 2" for kind in kinds}
-    assert list(found.stages_s) == ["group of 2"]
-    assert measured_in(kept, QUICK) == found
+    assert set(found.interconnect.segments) == {f"{kind} 2" for kind in (*KINDS, "send_recv", "exchange")}
+
+
+def test_the_file_of_finished_stages_holds_what_was_measured(two_ranks):
+    asked, found, kept = two_ranks
+    assert list(found.stages_s) == ["group of 2", "calls", "collective calls", "p2p"]
+    assert measured_in(kept, asked) == found
     wanted = asked_in(kept)
     assert wanted is not None
-    assert (wanted.profile, wanted.ranks, wanted.nodes, wanted.stages) == ("then", 2, 1, ("collectives",))
+    assert (wanted.profile, wanted.ranks, wanted.nodes, wanted.stages) == ("then", 2, 1, asked.stages)
 
 
-def test_calls_of_two_ranks():
-    found = measure(replace(QUICK, exact=(), stages=("calls", "collective calls"), passes=1, reference_s=1e-3), 180.0)
+def test_calls_of_two_ranks(two_ranks):
+    _, found, _ = two_ranks
+    host = found.interconnect.host
     names = {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
     of_offloading = host_calls.HOST_OPTIMIZER_CALLS | host_calls.COPY_CALLS  # which a CPU does not do
-    wanted = host_calls.MEASURED - host_calls.MESSAGE_CALLS - of_offloading | {REFERENCE}
-    assert set(found.interconnect.host) == wanted
-    assert all(found.interconnect.host[name].time_s > 0 for name in names)
-    assert (found.interconnect.collectives, found.transfers) == ({}, {})
+    assert set(host) == host_calls.MEASURED - of_offloading | {REFERENCE}
+    assert all(host[name].time_s > 0 for name in names)
+    assert all(call.time_s >= 0 for call in host.values())
+    assert found.transfers == {}
+
+
+def test_calls_of_sharded_steps(two_ranks):
+    """Loops over 32 parameters take more over DTensors, however few rounds are timed."""
+    host = two_ranks[1].interconnect.host
+    sharded = {f"fsdp {what} {each}" for what in ("forward", "gather", "reduce") for each in ("group", "parameter")}
+    loops = ("clip", "zero_grad", "optimizer adamw foreach", "optimizer adamw fused", "optimizer sgd-momentum for-loop")
+    over_dtensors = {f"dtensor {loop}{each}" for loop in loops for each in ("", " parameter")}
+    assert sharded | over_dtensors <= set(host)
+    assert "dtensor optimizer sgd fused" not in host  # torch has no rule for it
+    assert all(sum(host[name].time_s for name in each) > 0 for each in (sharded, over_dtensors))
+
+
+def test_messages_of_two_ranks(two_ranks):
+    found = two_ranks[1].interconnect
+    records = {key: each for key, each in found.collectives.items() if key.startswith(("send_recv", "exchange"))}
+    grid = {f"{kind} 2 float32 {size}" for kind in ("send_recv", "exchange") for size in (1024, 2048)}
+    exact = {f"{kind} 2 bfloat16 3000" for kind in ("send_recv", "exchange")}
+    assert set(records) == grid | exact
+    assert {key for key, record in records.items() if record.origin == "scenario"} == exact
+    assert all(record.time_s and record.samples >= 10 for record in records.values())
+    assert {found.segments[f"{kind} 2"][0].points for kind in ("send_recv", "exchange")} == {2}
+    assert found.message_couplings == {}
+
+
+@pytest.mark.parametrize("kind", ["send_recv", "exchange"])
+def test_messages_that_were_measured_are_predicted(two_ranks, kind):
+    known = two_ranks[1].interconnect
+    exact = collective_cost(kind, 2, "bfloat16", 3000, known)
+    assert (exact.time_s, exact.source) == (known.collectives[f"{kind} 2 bfloat16 3000"].time_s, "exact")
+    assert collective_cost(kind, 2, "float32", 1500, known).source == "curve"
+    assert collective_cost(kind, 2, "float32", 9000, known).source == "extrapolated"
+
+
+def test_calls_and_waits_of_messages_are_timed_first_and_in_a_row(two_ranks):
+    host = two_ranks[1].interconnect.host
+    for name in host_calls.MESSAGE_CALLS:
+        assert host[name].time_s > 0
+        assert host[name].samples == quick_worker.ROUNDS
 
 
 def test_two_machines_measure_together():
