@@ -11,7 +11,9 @@ from perfmodel.prediction.prediction import Prediction
 from perfmodel.simulate.memory.request_place import RequestPlace
 from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.trace.trace import StorageKind
-from perfmodel.units import format_bytes
+from perfmodel.units import MIB, format_bytes
+
+SAME_BYTES = 4 * MIB  # that two figures of a step's need may differ by and still be said as one
 
 Row = tuple[str, Text | str, str]
 
@@ -37,7 +39,7 @@ def memory_rows(prediction: Prediction) -> Iterator[Row]:
         yield (
             "memory",
             Text("does not fit", style="bold red"),
-            f"{shortage_text(memory, capacity_bytes)}{on_rank(rank)}",
+            shortage_text(memory, capacity_bytes, rank),
         )
         when, what = refusal_text(memory)
         yield "runs out", when, what
@@ -50,10 +52,31 @@ def memory_rows(prediction: Prediction) -> Iterator[Row]:
     yield "fits", "yes", f"{format_bytes(memory.device_bytes)} of {format_bytes(capacity_bytes)} in use"
 
 
-def shortage_text(memory: MemoryTimeline, capacity_bytes: float) -> str:
-    """How much a step that does not fit would need: ``needs 56 GiB of 46 GiB, 10 GiB too much``."""
+def shortage_text(memory: MemoryTimeline, capacity_bytes: float, rank: int | None = None) -> str:
+    """Say how much a step that does not fit needs.
+
+    Parameters
+    ----------
+    memory : MemoryTimeline
+        Of a step that does not fit.
+    capacity_bytes : float
+        The device's memory.
+    rank : int, optional
+        The rank whose memory it is, where ranks differ.
+
+    Returns
+    -------
+    str
+        ``needs at least 56 GiB: 10 GiB more than the device's 46 GiB``. Where the least is enough only if the allocator
+        gives cached segments back and asks again, it goes on with what is enough without: ``; 60 GiB without allocator
+        retries``.
+    """
     needed, missing = format_bytes(memory.needed_bytes), format_bytes(memory.missing_bytes)
-    return f"needs {needed} of {format_bytes(capacity_bytes)}, {missing} too much"
+    least = f"needs at least {needed}{on_rank(rank)}: {missing} more than the device's {format_bytes(capacity_bytes)}"
+    unlimited = memory.unlimited
+    if unlimited is None or unlimited.device_bytes - memory.needed_bytes <= SAME_BYTES:
+        return least
+    return f"{least}; {format_bytes(unlimited.device_bytes)} without allocator retries"
 
 
 def refusal_text(memory: MemoryTimeline) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from perfmodel.hardware.profile import load_profile
 from perfmodel.limits import MOST_CONFIGURATIONS
 from perfmodel.prediction.figures_of_merit import samples_per_step, throughput_samples_per_s
 from perfmodel.prediction.memory_text import refusal_text, shortage_text
-from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank, on_rank
+from perfmodel.prediction.pipeline_ranks import bubble_share, largest_rank
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.prediction.what_if import own_value_warnings
@@ -358,8 +358,8 @@ def _configuration(values: dict[str, Any], prediction: Prediction) -> Configurat
     memory = prediction.largest_memory
     reason = None
     if memory is not None and not memory.fits:
-        short = shortage_text(memory, prediction.profile.device.memory_bytes)
-        reason = f"does not fit: {short}{on_rank(largest_rank(prediction))} (runs out: {refusal_text(memory)[0]})"
+        short = shortage_text(memory, prediction.profile.device.memory_bytes, largest_rank(prediction))
+        reason = f"does not fit, {short} (runs out: {refusal_text(memory)[0]})"
     elif retries := prediction.step_retries:
         reason = (
             f"fits only with {retries} allocator retries a step, which wait for the device: its time is not predicted"

@@ -117,7 +117,7 @@ def _draw_limit(ax: Axes, reserved_bytes: float, reservable_bytes: float) -> Non
 
 def _title(prediction: Prediction, memory: MemoryTimeline) -> str:
     if not memory.fits:
-        return f"does not fit: {shortage_text(memory, prediction.profile.device.memory_bytes)}"
+        return f"does not fit, {shortage_text(memory, prediction.profile.device.memory_bytes)}"
     device = format_bytes(prediction.profile.device.memory_bytes)
     return (
         f"peak {format_bytes(memory.peak_allocated_bytes)} allocated, "

@@ -76,8 +76,9 @@ def plot_sweep_throughput(result: SweepResult, ax: Axes | None = None) -> Axes:
 
 
 def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
-    """Device memory in use at the peak, of the rank that takes most, and the device's limit where that is near: what
-    lies above does not fit.
+    """Draw the device memory in use at the peak, of the rank that takes most, and the device's limit where it is near.
+
+    What lies above the limit does not fit; its height is the smallest device memory in which it would.
     """
     ax = _draw(result, _memory_gib, ax)
     outcomes = [each.outcome for each in result.configurations if each.outcome is not None]
@@ -92,7 +93,8 @@ def plot_sweep_memory(result: SweepResult, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("device memory in use, GiB")
     limit = " or ".join(map(format_bytes, capacities))
     whose = " of the rank that takes most" if MICRO_BATCHES in result.vary else ""
-    ax.set_title(_explained(f"peak memory in use{whose}; the device has {limit}", result, _memory_gib))
+    least = "\nabove the limit: the least that is needed" if any(each.needed_bytes for each in outcomes) else ""
+    ax.set_title(_explained(f"peak memory in use{whose}; the device has {limit}{least}", result, _memory_gib))
     return ax
 
 

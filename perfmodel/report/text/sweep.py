@@ -122,7 +122,7 @@ def _nearest(unranked: tuple[Configuration, ...]) -> str:
     if len(missing) < len(unranked):
         return ""
     least_bytes, nearest = min(missing, key=lambda pair: pair[0])
-    return f"none fits; nearest to it: {label(nearest.values)}, {format_bytes(least_bytes)} too much"
+    return f"none fits; nearest to it: {label(nearest.values)}, which needs {format_bytes(least_bytes)} more"
 
 
 def _counted(count: int, what: str) -> str:

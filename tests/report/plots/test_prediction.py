@@ -195,7 +195,7 @@ def test_memory_that_does_not_fit_is_drawn_past_the_devices_limit() -> None:
     small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 10 * MIB})})
     stopped = prediction(profile=small, memory=simulate_memory(prediction().program, small))
     ax = plot_memory(stopped)
-    assert ax.get_title() == "does not fit: needs 20 MiB of 10 MiB, 10 MiB too much"
+    assert ax.get_title() == "does not fit, needs at least 20 MiB: 10 MiB more than the device's 10 MiB"
     reserved, _, limit, peak = ax.lines
     assert list(limit.get_ydata()) == [(10 * MIB - stopped.memory.outside_bytes) / 2**30] * 2
     whole, _, _, whole_peak = plot_memory(prediction()).lines

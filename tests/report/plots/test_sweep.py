@@ -172,3 +172,5 @@ def test_what_does_not_fit_stands_above_the_limit() -> None:
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 5, 25], [7.0, 10.0, 3.0])
     assert list(limit.get_ydata()) == [8, 8]
     assert ax.get_ylim() == (0, pytest.approx(11.0))
+    assert "\nabove the limit: the least that is needed" in ax.get_title()
+    assert "the least" not in plot_sweep_memory(CAPS).get_title()

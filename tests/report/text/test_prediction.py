@@ -35,7 +35,7 @@ def test_what_does_not_fit_is_said() -> None:
     memory = simulate_memory(prediction().program, small)
     lines = rendered(report(prediction(profile=small, memory=memory))).splitlines()
     assert lines[3:6] == [
-        "memory        does not fit        needs 20 MiB of 3 MiB, 17 MiB too much",
+        "memory        does not fit        needs at least 20 MiB: 17 MiB more than the device's 3 MiB",
         "runs out      before step 1       building the model: 2 MiB more for parameters while 0 B of 3 MiB are reserved",
         "step time     38 us               36 us to 40 us (90 %, uncalibrated), with enough memory",
     ]
@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_fit_is_named() -> None:
     stopped = simulate_memory(known.program, small)
     shown = replace(known, profile=small, rank_memories=(known.rank_memories[0], stopped))
     text = rendered(report(shown))
-    assert "does not fit        needs 20 MiB of 3 MiB, 17 MiB too much on rank 1" in text
+    assert "does not fit        needs at least 20 MiB on rank 1: 17 MiB more than the device's 3 MiB" in text
     assert "   1       1       1  16 us    5 us           2 us         2 us  does not fit" in text
 
 

@@ -76,7 +76,7 @@ def test_where_none_fits_the_nearest_is_named() -> None:
         return Configuration({"batch.size": size}, None, found, "does not fit")
 
     result = SweepResult("toy", "gpu", {"batch.size": (8, 4)}, (), (too_large(8, 12), too_large(4, 9)))
-    assert sweep_text(result).splitlines()[-1] == "none fits; nearest to it: batch.size 4, 1 GiB too much"
+    assert sweep_text(result).splitlines()[-1] == "none fits; nearest to it: batch.size 4, which needs 1 GiB more"
 
 
 def test_both_ends_of_a_long_value() -> None:
