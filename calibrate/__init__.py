@@ -1,0 +1,1 @@
+"""`perfmodel calibrate`: microbenchmarks of this machine, and what they say of it as a hardware profile."""

@@ -1,0 +1,1 @@
+"""Fits from measured samples to what a profile keeps: cost curves, couplings of kernels and collectives, power."""

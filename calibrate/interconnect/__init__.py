@@ -1,0 +1,1 @@
+"""`perfmodel calibrate --interconnect`: collectives, messages, transfers and their contention with kernels."""

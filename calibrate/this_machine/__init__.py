@@ -1,0 +1,1 @@
+"""What machine this is, and how processes are launched on its GPUs."""

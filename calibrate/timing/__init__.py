@@ -1,0 +1,1 @@
+"""Stopwatches of device and host, and when enough samples have been taken."""

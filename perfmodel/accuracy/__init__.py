@@ -1,0 +1,1 @@
+"""`perfmodel compare`: many predictions against measurements, as the accuracy card, its tables and pictures."""

@@ -1,0 +1,1 @@
+"""Reading and writing files: their kinds and versions, limits, validation, atomic replacement."""
