@@ -1,1 +1,1 @@
-"""The real thing: scenarios run on this machine, and what they took written down as measurements."""
+"""`perfmodel validate`: scenarios run for real on this machine, and what they took, written down as measurements."""

@@ -1,1 +1,1 @@
-"""Formulas of step time, memory and communication for a scenario, symbol by symbol, to hold the simulator against."""
+"""Formulas of data parallelism, sharding and pipelines in closed form, which the simulator is held against."""

@@ -1,0 +1,1 @@
+"""A trace: operators, tensors, storages and modules of one training step, as data; no seconds and no torch."""

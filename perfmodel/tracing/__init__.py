@@ -1,5 +1,1 @@
-"""Tracing of training steps without a GPU. Importing this loads torch."""
-
-from perfmodel.tracing.step import trace_step
-
-__all__ = ["trace_step"]
+"""Tracing of training steps without a GPU, as if on CUDA. Importing these loads torch."""

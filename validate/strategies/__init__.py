@@ -1,0 +1,1 @@
+"""The parallel strategies as torch runs them, by strategy."""

@@ -1,0 +1,1 @@
+"""What a terminal shows of a prediction, a profile, a sweep, and of what would fit."""

@@ -1,0 +1,1 @@
+"""Files of other tools: Chrome traces, written and read, and memory snapshots."""
