@@ -33,6 +33,7 @@ from perfmodel.files.kinds import HOST_PIECES, SAMPLES
 from perfmodel.files.writing import check_writable
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import single_device_program
+from perfmodel.scenario.rules import check_scenario
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.trace import Trace
 from perfmodel.units import format_seconds
@@ -110,6 +111,8 @@ def calibrate(
         or the base was measured on another machine or with other libraries, or a key in ``only`` is unknown.
     """
     machine.check_device(device)
+    for scenario in scenarios:
+        check_scenario(scenario, device)
     check_output_name(output)
     with locked(output) as target, _threads_of(device):
         is_new = not target.exists()

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, LONGEST_CAUSE, Launch, of_rank_path, run_ranks, run_within
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import ALLOCATOR_HISTORY, CHROME_TRACE, MEASUREMENT, FileKind
 from perfmodel.files.writing import check_folder, check_writable, replacing, write_atomically
 from perfmodel.hardware.measurement import Measurement, RankSamples, load_measurement, save_measurement
-from perfmodel.prediction.support import check_fsdp_groups, check_offload, check_pipeline
-from perfmodel.scenario.scenario import FsdpSection
+from perfmodel.scenario.rules import check_scenario
 from perfmodel.terminal import visible_console
 from perfmodel.units import format_bytes, format_seconds
 from validate.cases import Case, Split, resolved_scenario
 from validate.overlap import LEAD_IN_STEPS, TRACED_STEPS, communication_of, load_rank_trace
-from validate.strategies.forms import FORMS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,58 +137,35 @@ def _save(recorded: Path, path: Path, kind: FileKind) -> None:
 
 
 def _check(scenario: Scenario, name: str, device: str, history: Path | None) -> None:
+    """Refuse what breaks a rule of scenarios, and what this machine cannot run."""
     if device not in ("cuda", "cpu"):
         raise PerfModelError(f"--device must be cuda or cpu (got {device!r}). Choose one.")
+    with naming(name):
+        check_scenario(scenario, device)
+        _check_runnable(scenario, device, history)
+
+
+def _check_runnable(scenario: Scenario, device: str, history: Path | None) -> None:
     section = scenario.parallelism
-    if section.pp is not None:
-        check_pipeline(scenario, section.pp, f"{name}: ")
-    elif section.dp != scenario.hardware.gpus:
-        raise PerfModelError(
-            f"{name}: parallelism.dp must be hardware.gpus to be run here (got dp: {section.dp}, gpus: "
-            f"{scenario.hardware.gpus}). Set them alike."
-        )
     if section.dp == 1 and section.strategy != "none":
         raise PerfModelError(
-            f"{name}: parallelism.strategy must be none on one GPU (got dp: 1, strategy: {section.strategy}). "
-            "Leave it out."
+            f"parallelism.strategy must be none to be run on one GPU (got {section.strategy}). Leave it out."
         )
-    if section.dp > 1 and (section.strategy not in FORMS or scenario.mode != "train"):
+    if section.ranks > 1 and scenario.mode != "train":
         raise PerfModelError(
-            f"{name}: several GPUs must train with a strategy of {', '.join(FORMS)} to be run here (got mode: "
-            f"{scenario.mode}, strategy: {section.strategy}). Choose one."
+            f"mode must be train to be run on {section.ranks} GPUs (got {scenario.mode}). Use train, or one GPU."
         )
     if section.ranks > 1 and device == "cpu" and scenario.hardware.interconnect not in (None, "gloo"):
         raise PerfModelError(
-            f"{name}: hardware.interconnect must be gloo on the CPU (got {scenario.hardware.interconnect}). "
-            "Leave it out."
-        )
-    if section.static_graph and scenario.training.gradient_accumulation > 1:
-        raise PerfModelError(
-            f"{name}: parallelism.static_graph must be false with gradient accumulation (got true with "
-            f"{scenario.training.gradient_accumulation} micro-batches): torch's no_sync does not work with it. "
-            "Leave one out."
+            f"hardware.interconnect must be gloo on the CPU (got {scenario.hardware.interconnect}). Leave it out."
         )
     if scenario.hardware.gpu_speeds is not None:
         raise PerfModelError(
-            f"{name}: hardware.gpu_speeds must be left out to be run here (got {scenario.hardware.gpu_speeds}):"
-            " GPUs are as fast as they are. Leave it out."
+            f"hardware.gpu_speeds must be left out to be run here (got {scenario.hardware.gpu_speeds}): GPUs are as "
+            "fast as they are. Leave it out."
         )
     if history is not None and device == "cpu":
-        raise PerfModelError(f"{name}: an allocator history must be taken with --device cuda (got cpu). Leave it out.")
-    if section.strategy == "zero1" and section.zero1_form == "reduce-scatter" and scenario.precision == "amp-fp16":
-        raise PerfModelError(
-            f"{name}: precision must not be amp-fp16 with zero1_form: reduce-scatter (it is): each rank's gradient "
-            "scaler would see its own shard. Use amp-bf16, or leave the form out."
-        )
-    if section.strategy in ("zero2", "zero3"):
-        _check_fsdp(scenario, section.fsdp or FsdpSection(), name, device)
-
-
-def _check_fsdp(scenario: Scenario, section: FsdpSection, name: str, device: str) -> None:
-    where = f"{name}: parallelism.fsdp"
-    check_fsdp_groups(scenario.parallelism, where)
-    if section.offload:
-        check_offload(scenario, device, where)
+        raise PerfModelError("an allocator history must be taken with --device cuda (got cpu). Leave it out.")
 
 
 def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, timeout_s: float) -> dict[str, Any]:

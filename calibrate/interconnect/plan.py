@@ -18,6 +18,7 @@ from perfmodel.hardware.interconnect import MESSAGES, Interconnect
 from perfmodel.hardware.profile import Profile
 from perfmodel.program.program import Collective, Program
 from perfmodel.program.ranks import rank_programs
+from perfmodel.scenario.rules import check_scenario
 from perfmodel.scenario.scenario import Scenario
 
 BUDGET_S = {"cuda": 150.0, "cpu": 20.0}  # after which no further size of the ladder is begun
@@ -69,9 +70,11 @@ def check_options(options: InterconnectOptions) -> None:
     Raises
     ------
     PerfModelError
-        If the interconnect is unknown or of another device, or the ranks are too few for it.
+        If the interconnect is unknown or of another device, the ranks are too few for it, or a scenario breaks a rule.
     """
     name, device = options.name, options.device
+    for scenario in options.scenarios:
+        check_scenario(scenario, device)
     environment(name, 0, options.ranks)
     if options.ranks < 2:
         raise PerfModelError(f"--ranks must be at least 2 to measure an interconnect (got {options.ranks}). Give more.")

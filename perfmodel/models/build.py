@@ -13,21 +13,10 @@ from perfmodel.errors import PerfModelError
 from perfmodel.limits import MOST_MODULES
 from perfmodel.models.target import build_target, make_target_inputs
 from perfmodel.progress import doing
-from perfmodel.scenario import families
+from perfmodel.scenario.families import FAMILIES
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
-
-# The repeated blocks of each family: what checkpointing wraps. A name is a module whose children are blocks.
-BLOCKS: dict[str, tuple[str, ...]] = {
-    "gpt": ("layers",),
-    "gpt2": ("transformer.h",),
-    "llama": ("model.layers",),
-    "bert": ("bert.encoder.layer",),
-    "vgg16": (),
-    "resnet50": ("layer1", "layer2", "layer3", "layer4"),
-    "conv_stack": ("blocks",),
-}
 
 HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of parameters, by precision
 HUGGING_FACE = ("gpt2", "llama", "bert")
@@ -43,13 +32,9 @@ def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
     Raises
     ------
     PerfModelError
-        If a target may not be imported or is not a module, if a package is missing, if the scenario asks for
-        compilation, or for checkpointing of a model without repeated blocks.
+        If a target may not be imported or is not a module, if a package is missing, or if ``model.blocks`` of a target
+        that is checkpointed names a submodule without children.
     """
-    if scenario.training.compile:
-        raise PerfModelError(
-            "training.compile must be false (got true): compiled steps are not modelled. Leave it out."
-        )
     with doing("building the model"):
         module = build_target(scenario, allow_import) if scenario.model.target is not None else _build_family(scenario)
     _check_size(module)
@@ -74,7 +59,7 @@ def _check_size(module: nn.Module) -> None:
 
 
 def _build_family(scenario: Scenario) -> nn.Module:
-    model: Any = families.resolved(scenario.model)
+    model: Any = scenario.model.resolved()
     length = scenario.batch.sequence_length or 0
     if model.family == "gpt":
         from perfmodel.models.gpt import GPT
@@ -112,7 +97,7 @@ def make_inputs(
     device = torch.device(device)
     if scenario.model.target is not None:
         return make_target_inputs(scenario, device, generator)
-    model: Any = families.resolved(scenario.model)
+    model: Any = scenario.model.resolved()
     batch, length = scenario.batch.size, scenario.batch.sequence_length
     if length is None:
         images = _make_images(scenario, (batch, 3, model.image_size, model.image_size), device, generator)
@@ -145,7 +130,7 @@ def repeated_blocks(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
         If ``model.blocks`` of a target names no submodule.
     """
     family, given = scenario.model.family, scenario.model.blocks
-    names = BLOCKS[family] if family is not None else tuple(filter(None, [given]))
+    names = FAMILIES[family].blocks if family is not None else tuple(filter(None, [given]))
     found: list[nn.Module] = []
     for name in names:
         try:
@@ -167,10 +152,9 @@ def _checkpoint_blocks(module: nn.Module, scenario: Scenario) -> None:
         return
     blocks = repeated_blocks(module, scenario)
     if not blocks:
-        where = scenario.model.family or scenario.model.target
         raise PerfModelError(
-            f"training.activation_checkpointing must be none for {where}, which names no repeated blocks "
-            f"(got {wanted!r}). Use none, or set model.blocks of a target."
+            f"model.blocks must name a submodule with children to checkpoint (got {scenario.model.blocks!r}, which has "
+            "none). Name the list of repeated blocks."
         )
     every = 1 if isinstance(wanted, str) else wanted.every
     options: dict[str, Any] = {"use_reentrant": False}

@@ -14,37 +14,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from perfmodel.models.build import BLOCKS, HALF
+from perfmodel.models.build import HALF
 from perfmodel.models.step import AUTOCAST_DTYPES
-from perfmodel.scenario import families
+from perfmodel.scenario.families import FAMILIES, Cut
 from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
-
-
-@dataclass(frozen=True)
-class _Names:
-    """Submodules by where they go: to the first part, to every part, to the last."""
-
-    embeddings: tuple[str, ...]
-    every: tuple[str, ...]
-    head: tuple[str, ...]
-
-
-NAMES = {
-    "gpt": _Names(("token_embeddings", "position_embeddings"), (), ("ln_final", "lm_head")),
-    "gpt2": _Names(("transformer.wte", "transformer.wpe", "transformer.drop"), (), ("transformer.ln_f", "lm_head")),
-    "llama": _Names(("model.embed_tokens",), ("model.rotary_emb",), ("model.norm", "lm_head")),
-    "bert": _Names(("bert.embeddings",), (), ("cls",)),
-}
 
 
 class StageModule(nn.Module, ABC):
@@ -61,7 +43,7 @@ class StageModule(nn.Module, ABC):
         self.dtype = HALF.get(scenario.precision, torch.float32)
         self.config: Any = getattr(module, "config", None)
         self._autocast = AUTOCAST_DTYPES.get(scenario.precision)
-        (self._blocks,) = BLOCKS[scenario.model.family or ""]
+        (self._blocks,) = FAMILIES[scenario.model.family or ""].blocks
         for name in names:
             _graft(self, name, module.get_submodule(name))
         self.train(module.training)
@@ -166,7 +148,8 @@ def cut(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
     """
     blocks_of = blocks_of_stages(scenario)
     family = scenario.model.family or ""
-    names, (blocks,) = NAMES[family], BLOCKS[family]
+    names, (blocks,) = FAMILIES[family].cut, FAMILIES[family].blocks
+    assert names is not None
     ends = [sum(blocks_of[:number]) for number in range(len(blocks_of) + 1)]
     made: list[nn.Module] = []
     for number, (start, end) in enumerate(pairwise(ends)):
@@ -181,7 +164,7 @@ def cut(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
     return made
 
 
-def _untie(module: nn.Module, names: _Names) -> None:
+def _untie(module: nn.Module, names: Cut) -> None:
     """Give the head parameters of its own where they are those of the embeddings."""
     shared = {id(each) for name in names.embeddings for each in module.get_submodule(name).parameters()}
     for name in names.head:
@@ -215,7 +198,7 @@ def loss_of(scenario: Scenario) -> Callable[[torch.Tensor, torch.Tensor], torch.
 
 def boundary_tensors(part: Any, scenario: Scenario) -> tuple[torch.Tensor, torch.Tensor]:
     """What the part takes and gives for a micro-batch, as tensors without data."""
-    model: Any = families.resolved(scenario.model)
+    model: Any = scenario.model.resolved()
     tokens = (micro_batch_size(scenario), scenario.batch.sequence_length or 0)
 
     def hidden() -> torch.Tensor:

@@ -14,13 +14,11 @@ from perfmodel.program.sharding import Dtypes, flat_shard_of, in_dtype, offloads
 from perfmodel.program.size import within_limits
 from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.program.strategies.zero1 import by_dtype, owned_by_rank
-from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.scenario import SHARDED, Scenario
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import OptimizerShare, optimizer_on_host, with_optimizer
 from perfmodel.trace.store import get_optimizer_trace, get_trace
 from perfmodel.trace.trace import Trace
-
-SHARDED = ("zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,75 @@
-"""The model families by name: their sizes, the dimensions each takes, and what must hold between them. No torch.
+"""The table of model families, one row each: what a scenario may say of a family, and how its modules are named.
 
-The modules themselves are built in ``models``.
+To add a family, add a row here and a module of its name to :mod:`perfmodel.models.families`, which builds it. No torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.limits import MOST_LAYERS
+from perfmodel.scenario.parameter_counts import (
+    ParameterCounts,
+    bert_parameters,
+    gpt2_parameters,
+    gpt_parameters,
+    llama_parameters,
+)
 
-if TYPE_CHECKING:
-    from perfmodel.scenario.scenario import ModelSection, Scenario
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a family is cut into the stages of a pipeline: names of the submodules that are no repeated blocks.
+
+    Parameters
+    ----------
+    embeddings : tuple of str
+        What the first stage has.
+    head : tuple of str
+        What the last stage has.
+    parameters : callable
+        Parameters of embeddings, of a block and of the head, by the resolved model and the sequence length.
+    every : tuple of str
+        What every stage has.
+    """
+
+    embeddings: tuple[str, ...]
+    head: tuple[str, ...]
+    parameters: Callable[[Any, int], ParameterCounts]
+    every: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Family:
-    """kind: token or image models. sizes: dimensions by size name. defaults: dimensions where nothing is said."""
+    """One row of the table.
 
-    kind: str
-    sizes: dict[str, dict[str, int]]
-    defaults: dict[str, object] = field(default_factory=dict)
-    dimensions: tuple[str, ...] = ("layers", "width", "heads", "ffn_width", "vocabulary", "dropout", "attention")
+    Parameters
+    ----------
+    kind : {"token", "image"}
+        What the inputs are: a batch of token sequences or of images.
+    dimensions : tuple of str
+        The keys of ``model`` that the family takes besides ``size``.
+    defaults : dict
+        Values of dimensions that neither the scenario nor its size gives.
+    sizes : dict
+        Dimensions by the name of a size; none if every scenario gives dimensions.
+    blocks : tuple of str
+        Names of the submodules whose children are the repeated blocks: what checkpointing, fully_shard and pipelines
+        go by. Empty where nothing repeats. A family that is cut has one name.
+    cut : Cut, optional
+        None if the family cannot be cut into stages.
+    """
+
+    kind: Literal["token", "image"]
+    dimensions: tuple[str, ...]
+    defaults: dict[str, object]
+    sizes: dict[str, dict[str, int]] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    cut: Cut | None = None
+
+
+_TRANSFORMER = ("layers", "width", "heads", "ffn_width", "vocabulary", "attention")
 
 
 def _transformer(layers: int, width: int, heads: int, ffn_width: int, **more: int) -> dict[str, int]:
@@ -33,8 +80,10 @@ def _transformer(layers: int, width: int, heads: int, ffn_width: int, **more: in
 # head untied. bert: Devlin et al.
 FAMILIES: dict[str, Family] = {
     "gpt": Family(
-        "token",
-        {
+        kind="token",
+        dimensions=_TRANSFORMER,
+        defaults={"vocabulary": 10000, "attention": "eager"},
+        sizes={
             "tiny": _transformer(2, 64, 4, 256, vocabulary=512),
             "small": _transformer(12, 768, 12, 3072),
             "medium": _transformer(24, 1024, 16, 4096),
@@ -42,148 +91,71 @@ FAMILIES: dict[str, Family] = {
             "xl": _transformer(48, 1600, 25, 6400),
             "2.7b": _transformer(32, 2560, 32, 10240),
         },
-        {"vocabulary": 10000, "attention": "eager"},
-        ("layers", "width", "heads", "ffn_width", "vocabulary", "attention"),
+        blocks=("layers",),
+        cut=Cut(
+            embeddings=("token_embeddings", "position_embeddings"),
+            head=("ln_final", "lm_head"),
+            parameters=gpt_parameters,
+        ),
     ),
     "gpt2": Family(
-        "token",
-        {
+        kind="token",
+        dimensions=(*_TRANSFORMER, "dropout"),
+        defaults={"vocabulary": 50257, "dropout": 0.1, "attention": "sdpa"},
+        sizes={
             "124m": _transformer(12, 768, 12, 3072),
             "355m": _transformer(24, 1024, 16, 4096),
             "774m": _transformer(36, 1280, 20, 5120),
             "1.5b": _transformer(48, 1600, 25, 6400),
         },
-        {"vocabulary": 50257, "dropout": 0.1, "attention": "sdpa"},
+        blocks=("transformer.h",),
+        cut=Cut(
+            embeddings=("transformer.wte", "transformer.wpe", "transformer.drop"),
+            head=("transformer.ln_f", "lm_head"),
+            parameters=gpt2_parameters,
+        ),
     ),
     "llama": Family(
-        "token",
-        {
+        kind="token",
+        dimensions=(*_TRANSFORMER, "kv_heads"),
+        defaults={"vocabulary": 32000, "attention": "sdpa"},
+        sizes={
             "1b": _transformer(16, 2048, 32, 8192, kv_heads=8, vocabulary=128256),
             "3b": _transformer(28, 3072, 24, 8192, kv_heads=8, vocabulary=128256),
             "8b": _transformer(32, 4096, 32, 14336, kv_heads=8, vocabulary=128256),
         },
-        {"vocabulary": 32000, "attention": "sdpa"},
-        ("layers", "width", "heads", "kv_heads", "ffn_width", "vocabulary", "attention"),
+        blocks=("model.layers",),
+        cut=Cut(
+            embeddings=("model.embed_tokens",),
+            head=("model.norm", "lm_head"),
+            parameters=llama_parameters,
+            every=("model.rotary_emb",),
+        ),
     ),
     "bert": Family(
-        "token",
-        {"base": _transformer(12, 768, 12, 3072), "large": _transformer(24, 1024, 16, 4096)},
-        {"vocabulary": 30522, "dropout": 0.1, "attention": "sdpa"},
+        kind="token",
+        dimensions=(*_TRANSFORMER, "dropout"),
+        defaults={"vocabulary": 30522, "dropout": 0.1, "attention": "sdpa"},
+        sizes={"base": _transformer(12, 768, 12, 3072), "large": _transformer(24, 1024, 16, 4096)},
+        blocks=("bert.encoder.layer",),
+        cut=Cut(embeddings=("bert.embeddings",), head=("cls",), parameters=bert_parameters),
     ),
     "vgg16": Family(
-        "image", {}, {"image_size": 224, "classes": 1000, "dropout": 0.5}, ("image_size", "classes", "dropout")
+        kind="image",
+        dimensions=("image_size", "classes", "dropout"),
+        defaults={"image_size": 224, "classes": 1000, "dropout": 0.5},
     ),
-    "resnet50": Family("image", {}, {"image_size": 224, "classes": 1000}, ("image_size", "classes")),
+    "resnet50": Family(
+        kind="image",
+        dimensions=("image_size", "classes"),
+        defaults={"image_size": 224, "classes": 1000},
+        blocks=("layer1", "layer2", "layer3", "layer4"),
+    ),
     "conv_stack": Family(
-        "image",
-        {},
-        {"layers": 4, "width": 64, "image_size": 224, "classes": 1000},
-        ("layers", "width", "image_size", "classes"),
+        kind="image",
+        dimensions=("layers", "width", "image_size", "classes"),
+        defaults={"layers": 4, "width": 64, "image_size": 224, "classes": 1000},
+        blocks=("blocks",),
     ),
 }
-
-_TARGET_ONLY = ("target", "arguments", "inputs", "loss", "blocks")
-_REQUIRED_TOKEN = ("layers", "width", "heads", "ffn_width")
-
-
-def check_model(model: ModelSection) -> None:
-    """Raise a PerfModelError where family, size and dimensions do not fit together."""
-    if (model.family is None) == (model.target is None):
-        raise PerfModelError(
-            "model must name either a family or a target. Set model.family, or model.target for a model of your own."
-        )
-    if model.family is None:
-        return
-    family = FAMILIES.get(model.family)
-    if family is None:
-        raise PerfModelError(
-            f"model.family must be a known family (got {model.family!r}). {did_you_mean(model.family, FAMILIES)}"
-        )
-    if model.size is not None and model.size not in family.sizes:
-        raise PerfModelError(
-            f"model.size must be a size of {model.family} (got {model.size!r}). "
-            f"{did_you_mean(model.size, family.sizes or ['(none: give dimensions)'])}"
-        )
-    for name in (
-        "layers",
-        "width",
-        "heads",
-        "kv_heads",
-        "ffn_width",
-        "vocabulary",
-        "attention",
-        "dropout",
-        "image_size",
-        "classes",
-    ):
-        if getattr(model, name) is not None and name not in family.dimensions:
-            raise PerfModelError(
-                f"model.{name} must be left out for {model.family} (got {getattr(model, name)!r}). "
-                f"It takes: {', '.join(family.dimensions)}."
-            )
-    for name in _TARGET_ONLY:
-        if getattr(model, name) != type(model).model_fields[name].default:
-            raise PerfModelError(
-                f"model.{name} must be left out for family {model.family!r}. It belongs to model.target."
-            )
-    whole = resolved(model)
-    if whole.layers is not None and whole.layers > MOST_LAYERS:
-        raise PerfModelError(
-            f"model.layers must be at most {MOST_LAYERS:,} (got {whole.layers:,}): each is traced. Ask for fewer, from "
-            "which more follow: time and memory grow by the same with each."
-        )
-    if family.kind == "token":
-        _check_transformer(whole)
-
-
-def _check_transformer(model: ModelSection) -> None:
-    missing = [name for name in _REQUIRED_TOKEN if getattr(model, name) is None]
-    if missing:
-        raise PerfModelError(
-            f"model.{missing[0]} must be given where model.size is not. "
-            f"Set a size or every one of {', '.join(_REQUIRED_TOKEN)}."
-        )
-    assert model.width is not None and model.heads is not None
-    if model.width % model.heads:
-        raise PerfModelError(
-            f"model.heads must divide model.width={model.width} (got {model.heads}). Use {_divisors(model.width, 64)}."
-        )
-    if model.kv_heads is not None and model.heads % model.kv_heads:
-        raise PerfModelError(
-            f"model.kv_heads must divide model.heads={model.heads} (got {model.kv_heads}). "
-            f"Use {_divisors(model.heads, 64)}."
-        )
-
-
-def _divisors(number: int, most: int) -> str:
-    found = [str(n) for n in range(1, min(number, most) + 1) if number % n == 0]
-    return " or ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]
-
-
-def resolved(model: ModelSection) -> ModelSection:
-    """The same model with its size written out as dimensions and every default filled in."""
-    if model.family is None:
-        return model
-    family = FAMILIES[model.family]
-    given = {name: getattr(model, name) for name in family.dimensions if getattr(model, name) is not None}
-    dimensions = {**family.defaults, **family.sizes.get(model.size or "", {}), **given}
-    if "kv_heads" in family.dimensions:
-        dimensions.setdefault("kv_heads", dimensions.get("heads"))
-    return model.model_copy(update={**dimensions, "size": None})
-
-
-def check_batch(scenario: Scenario) -> None:
-    """Token models need a sequence length; image models must not have one."""
-    model, length = scenario.model, scenario.batch.sequence_length
-    if model.family is None:
-        uses = any("sequence" in given.shape for given in model.inputs.values())
-        if uses and length is None:
-            raise PerfModelError("batch.sequence_length must be given where model.inputs uses `sequence`. Add it.")
-        return
-    kind = FAMILIES[model.family].kind
-    if kind == "token" and length is None:
-        raise PerfModelError(f"batch.sequence_length must be given for {model.family}. Add it, in tokens.")
-    if kind == "image" and length is not None:
-        raise PerfModelError(
-            f"batch.sequence_length must be left out for {model.family} (got {length}). Use model.image_size."
-        )
+CUT_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.cut is not None)

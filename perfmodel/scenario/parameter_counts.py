@@ -1,18 +1,16 @@
 """How many parameters a family's embeddings, blocks and head have, in closed form, so that cutting needs no torch.
 
+A linear layer from m to n features has m n weights and, with a bias, n more; a norm of width w has w weights and, as a
+LayerNorm, w biases. Norms of ``gpt`` and ``llama`` are RMSNorms, and their linear layers have no biases. Each function
+takes the resolved ``model`` of a scenario and the sequence length: ``gpt`` learns a position for each token.
+
 The modules themselves are built in ``models``; tests/models/test_stages.py holds these numbers against theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from perfmodel.scenario import families
-
-if TYPE_CHECKING:
-    from perfmodel.scenario.scenario import Scenario
+from typing import Any
 
 GPT2_POSITIONS, BERT_POSITIONS = 1024, 512  # of which a longer sequence needs more
 BERT_SEGMENTS = 2
@@ -38,25 +36,7 @@ class ParameterCounts:
     head: int
 
 
-def parameter_counts(scenario: Scenario) -> ParameterCounts:
-    """Return how many parameters embeddings, a block and the head of the scenario's model have.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        With a model of a family that can be cut (:func:`perfmodel.scenario.stage_split.pipeline_of`). The sequence
-        length counts, as ``gpt`` learns a position for each token.
-
-    Notes
-    -----
-    A linear layer from m to n features has m n weights and, with a bias, n more; a norm of width w has w weights and,
-    as a LayerNorm, w biases. Norms of ``gpt`` and ``llama`` are RMSNorms, and their linear layers have no biases.
-    """
-    model = families.resolved(scenario.model)
-    return _COUNTS[model.family or ""](model, scenario.batch.sequence_length or 0)
-
-
-def _gpt(model: Any, sequence_length: int) -> ParameterCounts:
+def gpt_parameters(model: Any, sequence_length: int) -> ParameterCounts:
     width = model.width
     return ParameterCounts(
         embeddings=(model.vocabulary + sequence_length) * width,
@@ -65,7 +45,7 @@ def _gpt(model: Any, sequence_length: int) -> ParameterCounts:
     )
 
 
-def _gpt2(model: Any, sequence_length: int) -> ParameterCounts:
+def gpt2_parameters(model: Any, sequence_length: int) -> ParameterCounts:
     width = model.width
     return ParameterCounts(
         embeddings=(model.vocabulary + max(GPT2_POSITIONS, sequence_length)) * width,
@@ -74,7 +54,7 @@ def _gpt2(model: Any, sequence_length: int) -> ParameterCounts:
     )
 
 
-def _llama(model: Any, sequence_length: int) -> ParameterCounts:
+def llama_parameters(model: Any, sequence_length: int) -> ParameterCounts:
     width = model.width
     key_width = width // model.heads * model.kv_heads
     return ParameterCounts(
@@ -84,7 +64,7 @@ def _llama(model: Any, sequence_length: int) -> ParameterCounts:
     )
 
 
-def _bert(model: Any, sequence_length: int) -> ParameterCounts:
+def bert_parameters(model: Any, sequence_length: int) -> ParameterCounts:
     width, vocabulary = model.width, model.vocabulary
     rows = vocabulary + max(BERT_POSITIONS, sequence_length) + BERT_SEGMENTS
     transform = width * width + width + 2 * width  # a linear layer and a norm before the decoder, which has a bias
@@ -99,11 +79,3 @@ def _block_with_biases(width: int, ffn_width: int) -> int:
     """Count four projections of attention, two of the feed-forward network, and two LayerNorms."""
     attention, feed_forward = 4 * (width * width + width), 2 * width * ffn_width + ffn_width + width
     return attention + feed_forward + 2 * 2 * width
-
-
-_COUNTS: dict[str, Callable[[Any, int], ParameterCounts]] = {
-    "gpt": _gpt,
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "bert": _bert,
-}

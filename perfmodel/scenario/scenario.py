@@ -20,12 +20,11 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from perfmodel.limits import MOST_GPUS, MOST_LAYERS
-from perfmodel.scenario import families
+from perfmodel.scenario.families import FAMILIES
 
 # Format history
 # 1  first
@@ -71,10 +70,16 @@ class ModelSection(_Section):
     loss: str = "output.loss"
     blocks: str | None = None
 
-    @model_validator(mode="after")
-    def _family_or_target(self) -> ModelSection:
-        families.check_model(self)
-        return self
+    def resolved(self) -> ModelSection:
+        """Return the same model with its size written out as dimensions and every default filled in."""
+        if self.family is None:
+            return self
+        family = FAMILIES[self.family]
+        given = {name: getattr(self, name) for name in family.dimensions if getattr(self, name) is not None}
+        dimensions = {**family.defaults, **family.sizes.get(self.size or "", {}), **given}
+        if "kv_heads" in family.dimensions:
+            dimensions.setdefault("kv_heads", dimensions.get("heads"))
+        return self.model_copy(update={**dimensions, "size": None})
 
 
 class BatchSection(_Section):
@@ -147,6 +152,10 @@ class FsdpSection(_Section):
 Schedule = Literal[
     "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble", "dualpipev"
 ]
+ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
+THERE_AND_BACK: tuple[Schedule, ...] = ("zbv-zero-bubble", "dualpipev")  # ranks have two stages, the last rank's meet
+SPLITTING: tuple[Schedule, ...] = ("interleaved-zero-bubble", *THERE_AND_BACK)  # of inputs and weights, by themselves
+IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
 
 
 class PipelineSection(_Section):
@@ -169,6 +178,14 @@ class PipelineSection(_Section):
     micro_batches: MicroBatches
     virtual_stages: Count = 1
     layers: tuple[Count, ...] | None = None
+
+    @property
+    def number_of_stages(self) -> int:
+        """Stages of the model, in torch's sense: each rank has ``virtual_stages`` of them."""
+        return self.stages * self.virtual_stages
+
+
+SHARDED = ("zero1", "zero2", "zero3")  # strategies by which ranks share optimizer states, gradients or parameters
 
 
 class ParallelismSection(_Section):
@@ -238,11 +255,6 @@ class Scenario(_Section):
         found._folder = folder
         return found
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Scenario:
-        families.check_batch(self)
-        return self
-
     @property
     def matmul_tf32(self) -> bool:
         """Whether float32 matrix products may use TF32. Convolutions always may: torch's default."""
@@ -255,7 +267,7 @@ def workload_of(scenario: Scenario) -> dict[str, Any]:
     Accumulation over two or more micro-batches is traced with two. TF32 changes kernels, not operators.
     """
     data = scenario.model_dump(mode="json", include={"mode", "model", "batch", "precision", "optimizer", "training"})
-    data["model"] = families.resolved(scenario.model).model_dump(mode="json", exclude_none=True)
+    data["model"] = scenario.model.resolved().model_dump(mode="json", exclude_none=True)
     data["precision"] = "fp32" if scenario.precision == "tf32" else scenario.precision
     data["training"]["gradient_accumulation"] = min(scenario.training.gradient_accumulation, 2)
     if scenario.mode == "forward":

@@ -23,6 +23,7 @@ from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.hardware.settings import refuse_settings
 from perfmodel.limits import LARGEST_YAML_BYTES, MOST_YAML_VALUES
+from perfmodel.scenario.rules import check_workload
 from perfmodel.scenario.scenario import SCENARIO_VERSION, HardwareSection, Scenario
 
 DEEPEST = 50
@@ -212,15 +213,24 @@ def _assign_own(data: dict[str, Any], assignments: Iterable[str]) -> None:
 
 
 def parse_scenario(data: dict[str, Any], where: str) -> Scenario:
-    """Check a scenario given as plain data; ``where`` begins every sentence.
+    """Return a scenario given as plain data, if its keys and its workload are such as can be.
+
+    Parameters
+    ----------
+    data : dict
+        The keys of a scenario file.
+    where : str
+        What every sentence begins with.
 
     Raises
     ------
     PerfModelError
-        If it breaks a rule.
+        If a key is unknown or has a wrong value, or if :func:`~perfmodel.scenario.rules.check_workload` refuses it.
     """
     with naming(where):
-        return validated(Scenario, data, "scenario")
+        scenario = validated(Scenario, data, "scenario")
+        check_workload(scenario)
+        return scenario
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfModelError, PerfModelWarning
 from perfmodel.scenario.scenario import workload_digest, workload_of
-from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, number_of_stages, pipeline_of
+from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, pipeline_of
 from perfmodel.trace.trace import Trace, load_trace, save_trace
 
 if TYPE_CHECKING:
@@ -92,14 +92,9 @@ def check_stage(scenario: Scenario, number: int) -> None:
     Raises
     ------
     PerfModelError
-        Then, or if the scenario has no pipeline, or does not train.
+        If it does not, or if the scenario has no pipeline.
     """
-    count = number_of_stages(pipeline_of(scenario))
-    if scenario.mode != "train":
-        raise PerfModelError(
-            f"mode must be train where parallelism.pp is given (got {scenario.mode}): a pipeline of forward alone is "
-            "not modelled. Use train."
-        )
+    count = pipeline_of(scenario).number_of_stages
     if not 0 <= number < count:
         raise PerfModelError(f"part must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
 

@@ -12,11 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import pipelining
 from torch.distributed.pipelining import _backward
 
-from perfmodel.models.build import BLOCKS, build_module, make_inputs, repeated_blocks, replace_tensors
+from perfmodel.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.models.stages import boundary_tensors, cut, loss_of
 from perfmodel.models.step import AUTOCAST_DTYPES, Mark, make_optimizer, update
 from perfmodel.progress import doing
-from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, number_of_stages, pipeline_of
+from perfmodel.scenario.families import FAMILIES
+from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, pipeline_of
 from perfmodel.trace.store import check_stage, stage_workload
 from perfmodel.trace.trace import Boundary, BoundaryTensor, Parameter, StepEvents, StorageKind, Trace
 from perfmodel.tracing.autograd import blocks_reported, gradients_reported, modules_reported, nodes_reported
@@ -92,14 +93,14 @@ def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
 
 def count_from_zero(part: Any, scenario: Scenario) -> None:
     """Name the blocks by their place in the part, so that traces of parts that run the same are the same."""
-    (name,) = BLOCKS[scenario.model.family or ""]
+    (name,) = FAMILIES[scenario.model.family or ""].blocks
     holder = part.get_submodule(name)
     holder._modules = {str(index): block for index, block in enumerate(holder.children())}
 
 
 def make_stage(part: Any, scenario: Scenario, number: int, making: AbstractContextManager[Any]) -> Any:
     """torch's stage as a schedule prepares it. making: entered where the buffers that it receives into are made."""
-    boundary, count = boundary_tensors(part, scenario), number_of_stages(pipeline_of(scenario))
+    boundary, count = boundary_tensors(part, scenario), pipeline_of(scenario).number_of_stages
     return prepared_stage(part, number, count, CPU, *boundary, making)
 
 

@@ -244,7 +244,10 @@ def test_validate_shows_predictions_beside_measurements(asked: Asked, monkeypatc
         ("a: !!python/name:os.system", "values must be plain text, numbers, lists or mappings"),
         (TINY.replace("size: 2", "size: -2"), "batch.size must be greater than or equal to 1 (got -2)."),
         (TINY.replace("gpt", "gtp"), "model.family must be a known family (got 'gtp'). Did you mean 'gpt'?"),
-        (TINY.replace("toy.json", "toy.json, gpus: 2"), "hardware.gpus must be at most 1"),
+        (
+            TINY.replace("toy.json", "toy.json, gpus: 2") + "parallelism: {dp: 2, strategy: ddp}",
+            "hardware.gpus must be at most 1",
+        ),
         (TINY + "parallelism: {dp: 2}", "parallelism.dp must be hardware.gpus (got dp=2, gpus=1)"),
     ],
 )

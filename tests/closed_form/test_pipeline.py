@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from perfmodel.closed_form.formulas import find_formula, lambdified
 from perfmodel.closed_form.pipeline import expressions, micro_batches, symbols
 from perfmodel.errors import PerfModelError
-from perfmodel.program.pipeline.schedules import Action, check_schedule, rank_actions
+from perfmodel.program.pipeline.schedules import Action, rank_actions
+from perfmodel.scenario.rules import check_schedule
 from perfmodel.scenario.scenario import Schedule
 from tests.program.pipeline.executor import makespan, run
 

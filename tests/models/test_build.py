@@ -1,13 +1,11 @@
 """What a scenario turns into: types, modes, wrapped blocks, inputs, and the order of placement."""
 
-import re
-
 import pytest
 import torch
 
-from perfmodel.errors import PerfModelError
 from perfmodel.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
 from perfmodel.scenario.scenario import Scenario
+from tests.refusals import refused
 
 TINY = {"family": "gpt", "size": "tiny"}
 SMALL_GPT2 = {"family": "gpt2", "layers": 4, "width": 16, "heads": 2, "ffn_width": 32, "vocabulary": 50}
@@ -70,16 +68,13 @@ def test_blocks_of_each_family(model, count):
     assert len(repeated_blocks(on_meta(asked), asked)) == count
 
 
-def test_a_model_without_blocks_is_not_checkpointed():
-    asked = scenario({"family": "vgg16"}, {"size": 1}, training={"activation_checkpointing": "full"})
-    sentence = "training.activation_checkpointing must be none for vgg16, which names no repeated blocks (got 'full')"
-    with pytest.raises(PerfModelError, match=re.escape(sentence)):
-        on_meta(asked)
-
-
-def test_compilation_is_refused():
-    with pytest.raises(PerfModelError, match=re.escape("training.compile must be false (got true)")):
-        on_meta(scenario(TINY, training={"compile": True}))
+def test_blocks_to_checkpoint_must_be_children_of_a_submodule():
+    target = {"target": "torch.nn:Linear", "arguments": {"in_features": 2, "out_features": 2}, "blocks": ""}
+    asked = scenario(
+        target | {"inputs": {"input": {"shape": ["batch", 2]}}}, training={"activation_checkpointing": "full"}
+    )
+    with refused("model.blocks", "children"):
+        build_module(asked, allow_import=True)
 
 
 def test_token_inputs_are_reproducible_and_in_range():

@@ -5,10 +5,10 @@ import torch
 
 from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.stages import cut, loss_of
-from perfmodel.scenario import families
-from perfmodel.scenario.parameter_counts import ParameterCounts, parameter_counts
+from perfmodel.scenario.families import CUT_FAMILIES, FAMILIES
+from perfmodel.scenario.parameter_counts import ParameterCounts
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import CUT_FAMILIES
+from perfmodel.scenario.stage_split import parameter_counts
 
 SMALL = {"layers": 5, "width": 16, "heads": 2, "ffn_width": 32, "vocabulary": 50}
 NO_DROPOUT = {"gpt": {}, "gpt2": {"dropout": 0.0}, "llama": {"kv_heads": 1}, "bert": {"dropout": 0.0}}
@@ -90,7 +90,7 @@ def test_every_part_has_its_blocks():
 
 
 MORE_POSITIONS = 5000  # than any family has by default
-SIZES = [(family, size) for family in CUT_FAMILIES for size in (None, *families.FAMILIES[family].sizes)]
+SIZES = [(family, size) for family in CUT_FAMILIES for size in (None, *FAMILIES[family].sizes)]
 
 
 @pytest.mark.parametrize("length", [8, MORE_POSITIONS])

@@ -1,18 +1,15 @@
-"""Blocks of each stage against all ways to cut, and what cannot be cut."""
+"""Blocks of each stage against all ways to cut."""
 
 import itertools
-import re
 
 import pytest
 
-from perfmodel.errors import PerfModelError
 from perfmodel.scenario.parameter_counts import ParameterCounts
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.stage_split import (
     balanced,
     blocks_of_stages,
     micro_batch_size,
-    number_of_stages,
     pipeline_of,
 )
 from tests.refusals import refused
@@ -57,7 +54,7 @@ def test_equal_blocks_are_dealt_out_evenly_and_what_is_over_goes_to_the_end():
 
 def test_virtual_stages_are_stages_of_the_model_too():
     scenario = asked(virtual_stages=3, schedule="looped-bfs")
-    assert number_of_stages(pipeline_of(scenario)) == 6
+    assert pipeline_of(scenario).number_of_stages == 6
     assert blocks_of_stages(scenario) == (1,) * 6
 
 
@@ -76,25 +73,6 @@ def test_a_micro_batch_has_its_share_of_the_batch():
     assert micro_batch_size(asked(batch=12)) == 3
 
 
-@pytest.mark.parametrize(
-    ("scenario", "named"),
-    [
-        (asked(batch=6), ("parallelism.pp.micro_batches", "batch.size=6", 4)),
-        (asked(layers=[4, 3]), ("parallelism.pp.layers", 6, 7)),
-        (asked(layers=[4, 1, 1]), ("parallelism.pp.layers", "stages=2", "virtual_stages=1", 3)),
-        (asked(stages=7), ("parallelism.pp.stages x virtual_stages", 6, 7)),
-        (asked(model={"target": "package:callable"}), ("parallelism.pp", "package:callable", 2)),
-    ],
-)
-def test_what_cannot_be_cut_is_told_in_a_sentence(scenario, named):
-    with refused(*named):
-        blocks_of_stages(scenario)
-
-
-def test_a_scenario_without_a_pipeline_and_an_image_model_are_refused():
-    with pytest.raises(PerfModelError, match=re.escape("parallelism.pp must be given to cut a model")):
+def test_a_scenario_without_a_pipeline_is_refused():
+    with refused("parallelism.pp", "given"):
         pipeline_of(asked().model_copy(update={"parallelism": type(asked().parallelism)()}))
-    vision = {"model": {"family": "vgg16"}, "batch": {"size": 4}, "hardware": {"profile": "none"}}
-    pipeline = {"parallelism": {"pp": {"stages": 2, "micro_batches": 2}}}
-    with pytest.raises(PerfModelError, match=re.escape("must be left out for vgg16 (got a pipeline of 2 stages)")):
-        pipeline_of(Scenario.model_validate(vision | pipeline))

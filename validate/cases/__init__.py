@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.files.validation import shortened
-from perfmodel.scenario import families
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.scenario.yaml_file import load_scenario, on_device, parse_scenario, read_yaml
 
@@ -127,7 +126,7 @@ def resolved_scenario(scenario: Scenario) -> dict[str, Any]:
     """The scenario as plain data with every default and dimension written out; loads again as an equal workload."""
     data = scenario.model_dump(mode="json", exclude_none=True)
     if scenario.model.family is not None:
-        model = families.resolved(scenario.model).model_dump(mode="json", exclude_none=True)
+        model = scenario.model.resolved().model_dump(mode="json", exclude_none=True)
         for name in ("arguments", "inputs", "loss", "blocks"):  # a family refuses a target's keys
             model.pop(name, None)
         data["model"] = model | ({"size": scenario.model.size} if scenario.model.size is not None else {})

@@ -27,9 +27,9 @@ from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import PipelineAction
 from perfmodel.models.stages import boundary_tensors, cut, loss_of
 from perfmodel.models.step import Mark, TrainingStep, build_module, make_inputs, make_optimizer, update
-from perfmodel.program.pipeline.orders import ONE_STAGE, stages_of
-from perfmodel.scenario.scenario import Scenario
-from perfmodel.scenario.stage_split import number_of_stages, pipeline_of
+from perfmodel.program.pipeline.orders import stages_of
+from perfmodel.scenario.scenario import ONE_STAGE, Scenario
+from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.units import MS
 from validate.strategies.data_parallel import Ddp
 
@@ -151,7 +151,7 @@ class Stage(pipelining.PipelineStage):
         self, part: nn.Module, number: int, scenario: Scenario, device: torch.device, replica: Replica
     ) -> None:
         self.takes, self.gives = boundary_tensors(part, scenario)
-        count = number_of_stages(pipeline_of(scenario))
+        count = pipeline_of(scenario).number_of_stages
         module = part if replica.peers is None else Ddp(scenario, replica.peers).wrap(part)
         known = {"input_args": self.takes, "output_args": self.gives}
         super().__init__(module, number, count, device, group=replica.pipeline, **known)

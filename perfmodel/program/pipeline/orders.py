@@ -14,13 +14,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from perfmodel.errors import PerfModelError
-from perfmodel.scenario.scenario import Schedule
-
-ONE_STAGE: tuple[Schedule, ...] = ("gpipe", "1f1b")
-THERE_AND_BACK: tuple[Schedule, ...] = ("zbv-zero-bubble", "dualpipev")
-SPLITTING: tuple[Schedule, ...] = ("interleaved-zero-bubble", *THERE_AND_BACK)
-_IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
+from perfmodel.scenario.rules import rounds_of
+from perfmodel.scenario.scenario import THERE_AND_BACK, Schedule
 
 
 class Compute(NamedTuple):
@@ -50,43 +45,11 @@ def stages_of(schedule: Schedule, ranks: int, virtual_stages: int = 1) -> tuple[
     return tuple(tuple(range(rank, ranks * virtual_stages, ranks)) for rank in range(ranks))
 
 
-def check_schedule(
-    schedule: Schedule, ranks: int, micro_batches: int, virtual_stages: int, where: str = "parallelism.pp"
-) -> None:
-    """What torch's schedules refuse.
-
-    Raises
-    ------
-    PerfModelError
-        In one sentence that begins with ``where``, the section.
-    """
-    if schedule in ONE_STAGE and virtual_stages != 1:
-        raise PerfModelError(
-            f"{where}.virtual_stages must be 1 with schedule {schedule} (got {virtual_stages}). Leave it out, or use "
-            "interleaved-1f1b."
-        )
-    if schedule in THERE_AND_BACK and virtual_stages != 2:
-        raise PerfModelError(
-            f"{where}.virtual_stages must be 2 with schedule {schedule} (got {virtual_stages}): each rank has a part "
-            "there and one back. Set 2."
-        )
-    least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
-    if micro_batches < least:
-        parts = f"{ranks} stages" if schedule == "1f1b" else f"{ranks} ranks there and back"
-        raise PerfModelError(
-            f"{where}.micro_batches must be at least {least} with schedule {schedule} over {parts} (got "
-            f"{micro_batches}). Set {least} or more, or use another schedule."
-        )
-    if schedule in _IN_ROUNDS and micro_batches % _rounds(ranks, micro_batches):
-        below, above = (_whole_rounds(ranks, micro_batches, step) for step in (-1, 1))
-        raise PerfModelError(
-            f"{where}.micro_batches must divide into {_rounds(ranks, micro_batches)} equal rounds with schedule "
-            f"{schedule} over {ranks} ranks (got {micro_batches}). Set {below} or {above}."
-        )
-
-
 def turns_of(schedule: Schedule, rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
-    """What the rank computes, in order, by a schedule of which torch has a list; :func:`check_schedule` let it pass."""
+    """Return what the rank computes, in order, by a schedule of which torch has a list.
+
+    The numbers are such as :func:`~perfmodel.scenario.rules.check_schedule` lets pass.
+    """
     match schedule:
         case "looped-bfs":
             return _breadth_first(rank, ranks, micro_batches, virtual_stages)
@@ -99,17 +62,6 @@ def turns_of(schedule: Schedule, rank: int, ranks: int, micro_batches: int, virt
         case "dualpipev":
             return _DualPipeV(rank, ranks, micro_batches).turns()
     raise AssertionError(f"{schedule} is no list")
-
-
-def _rounds(ranks: int, micro_batches: int) -> int:
-    return max(1, micro_batches // ranks)
-
-
-def _whole_rounds(ranks: int, micro_batches: int, step: int) -> int:
-    """The next number that divides into rounds."""
-    while micro_batches % _rounds(ranks, micro_batches):
-        micro_batches += step
-    return micro_batches
 
 
 def _breadth_first(rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
@@ -134,7 +86,7 @@ class _Rounds(NamedTuple):
 
 def _in_rounds(rank: int, ranks: int, micro_batches: int, virtual_stages: int, a_hop: int) -> _Rounds:
     """a_hop: forwards that a rank runs ahead of the next one, there and back."""
-    each = micro_batches // _rounds(ranks, micro_batches)
+    each = micro_batches // rounds_of(ranks, micro_batches)
     firsts = range(0, micro_batches, each)
     there = [rank + ranks * turn for turn in range(virtual_stages)]
     back = there[::-1]

@@ -18,7 +18,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from perfmodel.program.pipeline.orders import Compute, Turn, check_schedule, stages_of, turns_of
+from perfmodel.program.pipeline.orders import Compute, Turn, stages_of, turns_of
+from perfmodel.scenario.rules import check_schedule
 from perfmodel.scenario.scenario import Schedule
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "Message",
     "Post",
     "Reduce",
-    "check_schedule",
     "rank_actions",
     "stages_of",
 ]
@@ -89,7 +89,7 @@ def rank_actions(
     Raises
     ------
     PerfModelError
-        If torch refuses the numbers; see :func:`~perfmodel.program.pipeline.orders.check_schedule`.
+        If torch refuses the numbers; see :func:`~perfmodel.scenario.rules.check_schedule`.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from perfmodel.prediction.memory_text import Row, memory_rows
 from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
-from perfmodel.scenario.stage_split import number_of_stages, pipeline_of
+from perfmodel.scenario.stage_split import pipeline_of
 from perfmodel.units import format_bytes, format_flops_per_s, format_seconds, format_share
 
 BAR_CELLS = 30
@@ -90,7 +90,7 @@ def describe(scenario: Scenario) -> str:
         parts.append(f"{training.activation_checkpointing} checkpointing")
     wire = f" over {scenario.hardware.interconnect}" if scenario.hardware.interconnect else ""
     if (pipeline := scenario.parallelism.pp) is not None:
-        stages = "" if pipeline.virtual_stages == 1 else f"{number_of_stages(pipeline)} stages and "
+        stages = "" if pipeline.virtual_stages == 1 else f"{pipeline.number_of_stages} stages and "
         parts.append(
             f"{pipeline.schedule} pipeline of {stages}{_micro_batches(pipeline)} on {pipeline.stages} GPUs{wire}"
         )

@@ -10,7 +10,6 @@ from calibrate.interconnect.plan import InterconnectOptions, check_options, requ
 from calibrate.stage_names import GENERAL
 from perfmodel.hardware.interconnect import Interconnect
 from perfmodel.hardware.profile import Device, HostRecord, Profile, find_profile, load_profile
-from perfmodel.scenario import families
 from tests.calibrate.interconnect.scenarios import ddp_scenario, pipeline_scenario, sharded_scenario
 from tests.refusals import refused
 
@@ -76,7 +75,7 @@ def test_messages_of_a_pipeline_are_asked_for_in_both_forms(
     """Hidden states of a micro-batch of two samples, and their gradients, which are as large."""
     scenario = pipeline_scenario()
     request = request_of(gloo(4, [scenario], budget_s=budget_s), cpu)
-    size_bytes = 2 * 4 * families.resolved(scenario.model).width * 2
+    size_bytes = 2 * 4 * scenario.model.resolved().width * 2
     assert set(request.exact) == {(kind, "bfloat16", size_bytes, 2) for kind in ("send_recv", "exchange")}
     assert (len(request.exact), request.stages) == (2, stages)
 
@@ -90,7 +89,7 @@ def test_kernels_of_all_stages_are_measured_beside_a_receive_that_waits(h200: Pr
     request = request_of(InterconnectOptions("nvlink", "cuda", 2, [scenario]), h200)
     assert {kind for kind, *_ in request.exact} == {"send_recv", "exchange"}
     assert {each.collective for each in request.own} == {"wait"}
-    head = f"{families.resolved(scenario.model).vocabulary}"  # which the last stage alone has
+    head = f"{scenario.model.resolved().vocabulary}"  # which the last stage alone has
     assert any(head in each.job.key for each in request.own)
 
 

@@ -19,10 +19,10 @@ from perfmodel.program.pipeline.schedules import (
     Message,
     Post,
     Reduce,
-    check_schedule,
     rank_actions,
     stages_of,
 )
+from perfmodel.scenario.rules import check_schedule
 from perfmodel.scenario.scenario import Schedule
 from tests.program.pipeline.executor import SPLIT, run
 from tests.program.pipeline.recorded_steps import Case, record, torch_schedule

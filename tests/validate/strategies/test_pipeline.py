@@ -14,11 +14,11 @@ from calibrate.this_machine.launcher import Launch, run_ranks
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import load_measurement, save_measurement
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
-from perfmodel.program.pipeline.orders import SPLITTING, Compute
+from perfmodel.program.pipeline.orders import Compute
 from perfmodel.program.pipeline.schedules import rank_actions
 from perfmodel.program.program import COLLECTIVE
 from perfmodel.program.ranks import rank_programs
-from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.scenario import SPLITTING, Scenario
 from perfmodel.trace.trace import EventKind
 from tests.places import ROOT
 from tests.refusals import refused
