@@ -26,11 +26,11 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from perfmodel.derived import Derived
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import REFERENCE, Interconnect
@@ -244,18 +244,20 @@ class _CallTable:
         self.by_name.setdefault(name, {})[tuple(operators.split(",")) if operators else ()] = time_s
 
 
-@lru_cache(maxsize=16)
-def _tables(keys: tuple[str, ...], times_s: tuple[float, ...], flags: tuple[str, ...]) -> tuple[_CallTable, _CallTable]:
-    """Calls measured under these flags, over those measured without; and nodes."""
+_TABLES = Derived[dict[tuple[str, ...], tuple[_CallTable, _CallTable]]]()  # of profiles, by flags
+
+
+def _tables(profile: Profile, flags: tuple[str, ...]) -> tuple[_CallTable, _CallTable]:
+    """Return the calls measured under these flags, which go before those measured without; and the nodes."""
     calls, nodes = _CallTable(), _CallTable()
     suffixes = ["", " " + " ".join(flags)] if flags else [""]
     for suffix in suffixes:
-        for key, time_s in zip(keys, times_s, strict=True):
+        for key, record in profile.host.items():
             if key.startswith("call ") and key.endswith(")" + suffix):
-                calls.add(key.removesuffix(suffix)[5:] if suffix else key[5:], time_s)
-    for key, time_s in zip(keys, times_s, strict=True):
+                calls.add(key.removesuffix(suffix)[5:] if suffix else key[5:], record.time_s)
+    for key, record in profile.host.items():
         if key.startswith("node ") and key.endswith(")"):
-            nodes.add(key[5:], time_s)
+            nodes.add(key[5:], record.time_s)
     return calls, nodes
 
 
@@ -267,9 +269,10 @@ class _Costs:
         self.records = profile.host
         self.flags = key_flags(workload, precision)
         self.precision = precision
-        texts = [key for key in profile.host if key.startswith(("call ", "node "))]
-        times = tuple(profile.host[key].time_s for key in texts)
-        self.calls, self.nodes = _tables(tuple(texts), times, self.flags)
+        tables = _TABLES.of(profile, dict)
+        if self.flags not in tables:
+            tables[self.flags] = _tables(profile, self.flags)
+        self.calls, self.nodes = tables[self.flags]
 
     def seconds(self, key: str) -> float:
         """The record under the key with this workload's flags, else without; 0 where there is none."""

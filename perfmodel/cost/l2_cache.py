@@ -17,7 +17,6 @@ takes is :attr:`~perfmodel.hardware.profile.Cache.code_miss_s`.
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.cost.kernels.classify import classify
+from perfmodel.derived import Derived
 from perfmodel.program.program import PhaseRun, Program
 from perfmodel.trace.operation import Operation
 from perfmodel.trace.storage_reuse import renamed_on_repeat
@@ -35,9 +35,6 @@ SIMULATED_MICRO_BATCHES = 3  # the later ones find the cache as the third does
 # Operators that read few rows of their first tensor, as many as they return.
 ROW_READERS = frozenset(("embedding", "index_select", "gather", "index"))
 OF_SHAPES = frozenset(("gemm", "convolution_forward", "convolution_backward"))  # whose library chooses code by shape
-
-# Shares already worked out, by identity of the trace; an entry goes when its trace does.
-_known: dict[int, dict[tuple[tuple[Segment, ...], float], Resident]] = {}
 
 
 class Resident(NamedTuple):
@@ -50,6 +47,9 @@ class Resident(NamedTuple):
 
     def of(self, places: np.ndarray | slice) -> Resident:
         return Resident(self.data[places], self.code[places])
+
+
+_SHARES = Derived[dict[tuple[tuple[Segment, ...], float], Resident]]()  # of traces, by runs and capacity
 
 
 def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> Resident:
@@ -76,16 +76,13 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     if capacity_bytes <= 0:
         return Resident(np.zeros(len(positions)), np.ones(len(positions)))
     trace, key = program.trace, (tuple(run.segment for run in program.runs), capacity_bytes)
-    identity = id(trace)
-    if identity not in _known:
-        _known[identity] = {}
-        weakref.finalize(trace, _known.pop, identity, None)
-    if key not in _known[identity]:
-        _known[identity][key] = _all_shares(program, capacity_bytes)
-    event, known = program.instructions.event, _known[identity][key]
+    known = _SHARES.of(trace, dict)
+    if key not in known:
+        known[key] = _all_shares(program, capacity_bytes)
+    event = program.instructions.event
     shares = Resident(np.zeros(len(event)), np.ones(len(event)))
-    for each, found in zip(shares, known, strict=True):
-        each[event >= 0] = found
+    for column, of_trace in zip(shares, known[key], strict=True):
+        column[event >= 0] = of_trace
     return shares.of(positions)
 
 

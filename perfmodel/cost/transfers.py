@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 from perfmodel.cost.kernels.extrapolation import MARGIN_OCTAVES, extrapolated_spread, octaves_beyond
 from perfmodel.cost.piecewise import Point, fit_segments, segment_time_s
+from perfmodel.derived import Derived
 from perfmodel.errors import PerfModelError, did_you_mean
 from perfmodel.hardware.interconnect import CollectiveSegment, TransferRecord, transfer_key
 from perfmodel.hardware.profile import Profile
@@ -20,12 +21,11 @@ from perfmodel.trace.operation import Operation
 Direction = Literal["h2d", "d2h", "both", "p2p"]
 Memory = Literal["pinned", "pageable"]
 CURVE_SPREAD = 0.05  # relative; a prior, as for collectives
-MOST_CURVES = 8  # sets of records whose curves are kept
 
 _DIRECTIONS: dict[tuple[str, str], Direction] = {("cpu", "cuda"): "h2d", ("cuda", "cpu"): "d2h"}
 
 Curves = dict[str, tuple[CollectiveSegment, ...]]
-_KEPT: dict[int, tuple[Mapping[str, TransferRecord], Curves]] = {}
+_CURVES = Derived[Curves]()  # of profiles
 
 
 class TransferCost(NamedTuple):
@@ -74,7 +74,7 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
     size_bytes : int
         Of each direction.
     profile : Profile
-        Its ``transfers``; the curves of the last few profiles are kept.
+        Its ``transfers``; its curves are fitted once.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
     record = profile.transfers.get(transfer_key(name, size_bytes))
     if record is not None and record.time_s is not None:
         return TransferCost(record.time_s, record.spread, "exact", size_bytes / record.time_s)
-    curves = _curves(profile.transfers)
+    curves = _curves(profile)
     if name not in curves:
         raise PerfModelError(
             f"{profile.name}: the profile must have measured {name} transfers (it has {', '.join(curves) or 'none'})."
@@ -103,7 +103,7 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
 
 def has_transfers(direction: str, memory: str | None, profile: Profile) -> bool:
     """Whether the profile has measured any of these."""
-    return transfer_name(direction, memory) in _curves(profile.transfers)
+    return transfer_name(direction, memory) in _curves(profile)
 
 
 def pinned_copy(operation: Operation) -> Direction | None:
@@ -166,13 +166,5 @@ def _curve(points: list[Point]) -> tuple[CollectiveSegment, ...]:
     )
 
 
-def _curves(transfers: Mapping[str, TransferRecord]) -> Curves:
-    """Kept by identity: records are never changed, and holding on to them keeps their identity theirs."""
-    kept = _KEPT.get(id(transfers))
-    if kept is not None:
-        return kept[1]
-    while len(_KEPT) >= MOST_CURVES:
-        del _KEPT[next(iter(_KEPT))]
-    curves = transfer_curves(transfers)
-    _KEPT[id(transfers)] = (transfers, curves)
-    return curves
+def _curves(profile: Profile) -> Curves:
+    return _CURVES.of(profile, lambda: transfer_curves(profile.transfers))

@@ -6,7 +6,6 @@ Found once a trace and kept; :mod:`perfmodel.cost.host` puts seconds on it.
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,8 +13,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from perfmodel.derived import Derived
 from perfmodel.trace.kernel_key import kernel_key
-from perfmodel.trace.trace import EventKind, Segment, StepEvents, Trace
+from perfmodel.trace.trace import EventKind, Segment, Trace
 
 UNIT_CALLS = 120  # a module with more calls inside is a container: its submodules are measured one by one
 OUTSIDE = "step"  # class name of what runs around the model: autocast, loss
@@ -104,18 +104,12 @@ class Structure:
         return bool((self.thing[part.start : part.stop] >= 0).any())
 
 
-_structures: dict[int, tuple[weakref.ref[StepEvents], Structure]] = {}
+_STRUCTURES = Derived[Structure]()  # of steady steps, which traces with other parameters share
 
 
 def structure_of(trace: Trace) -> Structure:
-    """The structure of the trace's steady step, found on the first call."""
-    key = id(trace.steady)
-    kept = _structures.get(key)
-    if kept is not None and kept[0]() is trace.steady:
-        return kept[1]
-    structure = _Finder(trace).find()
-    _structures[key] = (weakref.ref(trace.steady, lambda _: _structures.pop(key, None)), structure)
-    return structure
+    """Return the structure of the trace's steady step, worked out on the first call."""
+    return _STRUCTURES.of(trace.steady, lambda: _Finder(trace).find())
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from itertools import chain
 
@@ -19,14 +18,14 @@ from perfmodel.cost.kernels.torch_kernels import optimizer_launches
 from perfmodel.cost.kernels.work import arithmetic_kind, footprint_bytes, least_bytes, physical_flops
 from perfmodel.cost.l2_cache import held_share
 from perfmodel.cost.transfers import TransferCost, has_transfers, pinned_copy, transfer_cost
+from perfmodel.derived import Derived
 from perfmodel.hardware.profile import Device, KernelRecord, Profile
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
 
 WORSE: tuple[CurveSource, ...] = ("curve", "extrapolated", "estimated")
 Known = dict[Operation, KernelCost]
-# Costs already worked out, by identity of the profile; an entry goes when its profile does.
-_known: dict[int, dict[tuple[bool, bool], Known]] = {}
+_COSTS = Derived[dict[tuple[bool, bool], Known]]()  # of profiles, by TF32 and exactness
 
 
 def kernel_costs(
@@ -47,19 +46,11 @@ def kernel_costs(
     PerfModelError
         If neither a measured key, a curve nor a datasheet peak covers an operation.
     """
-    known = _memory_of(profile).setdefault((matmul_tf32, exact), {})
+    known = _COSTS.of(profile, dict).setdefault((matmul_tf32, exact), {})
     missing = list(dict.fromkeys(operation for operation in operations if operation not in known))
     if missing:
         known.update(zip(missing, _costs(missing, profile, matmul_tf32, exact), strict=True))
     return [known[operation] for operation in operations]
-
-
-def _memory_of(profile: Profile) -> dict[tuple[bool, bool], Known]:
-    identity = id(profile)
-    if identity not in _known:
-        _known[identity] = {}
-        weakref.finalize(profile, _known.pop, identity, None)
-    return _known[identity]
 
 
 def _costs(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:
