@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files import check_version
-from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.hardware.profile import DEFAULT_CPU_PROFILE, Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.hardware.settings import refuse_settings
 from perfmodel.limits import LARGEST_YAML_BYTES, MOST_YAML_VALUES
@@ -27,7 +27,6 @@ from perfmodel.workload.scenario import SCENARIO_VERSION, HardwareSection, Scena
 DEEPEST = 50
 REMEDY = "The files in scenarios/ show how one is written."
 WRITE_NUMBER = "Write a number."
-DEFAULT_CPU_PROFILE = "cpu.json"
 INTERCONNECT = "hardware.interconnects."  # begins keys that change one
 
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
