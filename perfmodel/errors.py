@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+MOST_LISTED, MOST_CLOSEST = 20, 3  # names in one sentence
+
 
 class PerfModelError(Exception):
     """A sentence for the user: where, the rule, the value, what to do."""
@@ -25,17 +27,22 @@ class PerfModelWarning(UserWarning):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What is known, nearest first, as the closing sentence of an error message.
+    """The closing sentence of an error message: the known name that is meant, or all known, or some of very many.
 
     >>> did_you_mean("adamv", ["adamw", "sgd"])
     "Did you mean 'adamw'?"
     >>> did_you_mean("zzz", ["adamw", "sgd"])
     'Known: adamw, sgd.'
+    >>> did_you_mean("zzz", [f"case-{number}" for number in range(44)])
+    'There are 44, of which the closest are case-9, case-8 and case-7.'
     """
     known = list(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     if near:
         return f"Did you mean {near[0]!r}?"
+    if len(known) > MOST_LISTED:
+        *others, last = difflib.get_close_matches(str(name), known, n=MOST_CLOSEST, cutoff=0.0)
+        return f"There are {len(known)}, of which the closest are {', '.join(others)} and {last}."
     return f"Known: {', '.join(known)}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from perfmodel.accuracy.card import Pair
 from perfmodel.errors import PerfModelError, naming
+from perfmodel.files.kinds import CARD_NUMBERS, head_of
 from perfmodel.hardware.interconnect import REFERENCE
 from perfmodel.hardware.measurement import Measurement, load_measurement
 from perfmodel.hardware.profile import find_profile, load_profile
@@ -33,7 +35,7 @@ def predict_measured(
     Parameters
     ----------
     directory : Path
-        Searched with its subfolders for measurement files (``*.json``).
+        Searched with its subfolders for measurement files (``*.json``). Numbers of accuracy cards are left out.
     profile : str, optional
         In place of the profile that each measured scenario names.
     allow_import : bool
@@ -50,6 +52,8 @@ def predict_measured(
         If there is no measurement, or are too many, or one cannot be read or predicted; the sentence names the file.
     """
     paths = sorted(directory.rglob("*.json"))
+    if len(paths) <= MOST_MEASUREMENTS:
+        paths = [path for path in paths if not _is_card(path)]
     if not paths:
         raise PerfModelError(
             f"{directory}: must hold measurement files (got none). "
@@ -61,6 +65,10 @@ def predict_measured(
             "predicted three times. Compare a subfolder at a time."
         )
     return _pairs(_told_apart(directory, paths), paths, profile, allow_import)
+
+
+def _is_card(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.R_OK) and CARD_NUMBERS.matches(head_of(path))
 
 
 def _pairs(

@@ -12,6 +12,8 @@ HEAD_BYTES = 1 << 18  # of a file, uncompressed, that are looked at
 GZIP, PICKLE = b"\x1f\x8b", b"\x80"
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:]')
 LONGEST_QUOTE = 40
+SOFTWARE = "perfmodel"
+PNG, PNG_MARK = b"\x89PNG\r\n", b"tEXtSoftware\0" + SOFTWARE.encode()
 PREDICTED_BY = "predictedBy"  # the key that tells perfmodel's own traces from those that were recorded
 
 
@@ -79,7 +81,10 @@ def _is_recorded_trace(head: bytes) -> bool:
 
 
 def _is_picture(head: bytes) -> bool:
-    return head.startswith((b"\x89PNG\r\n", b"%PDF-", b"<svg")) or (head.startswith(b"<?xml") and b"<svg" in head)
+    """Of pictures in PNG only those that say so: in vector formats that stands too far behind the beginning."""
+    if head.startswith(PNG):
+        return PNG_MARK in head
+    return head.startswith((b"%PDF-", b"<svg")) or (head.startswith(b"<?xml") and b"<svg" in head)
 
 
 PROFILE = FileKind("a profile", _is_profile)
@@ -93,7 +98,8 @@ ALLOCATOR_HISTORY = FileKind("an allocator's history", _begins_with("events"))
 MEMORY_SNAPSHOT = FileKind("a memory snapshot", lambda head: head.startswith(PICKLE) and b"segments" in head[:4096])
 CARD = FileKind("an accuracy card", lambda head: head.startswith(b"# Accuracy"))
 CARD_NUMBERS = FileKind("an accuracy card's numbers", _has("version", "summary"))
-PICTURE = FileKind("a picture", _is_picture)
+PICTURE = FileKind("a picture by perfmodel", _is_picture)
+OTHER_PICTURE = FileKind("another program's picture", lambda head: head.startswith(PNG) and PNG_MARK not in head)
 KINDS = (
     PROFILE,
     SAMPLES,
@@ -107,6 +113,7 @@ KINDS = (
     CARD,
     CARD_NUMBERS,
     PICTURE,
+    OTHER_PICTURE,
 )
 
 

@@ -8,6 +8,7 @@ over their median).
 from __future__ import annotations
 
 import json
+import os
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -50,7 +51,7 @@ from perfmodel.hardware.quantities import (
 # 1  first
 PROFILE_VERSION = 1
 CATALOG = Path(__file__).parent / "catalog"
-REMEDY = "Measure it again with `perfmodel calibrate`."
+DEFAULT_CPU_PROFILE = "cpu.json"
 USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
 
@@ -353,13 +354,14 @@ def load_profile(profile: str | PathLike[str]) -> Profile:
     'NVIDIA H200'
     """
     path = find_profile(profile) if isinstance(profile, str) else Path(profile)
-    found = regular_file(path, "a profile", REMEDY)
+    found = regular_file(path, "a profile", _remedy(path))
     return _load_cached(path, (found.st_mtime_ns, found.st_size))
 
 
 @lru_cache(maxsize=8)
 def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
-    data = upgrade(path, read_json(path, "a profile", REMEDY), PROFILE_VERSION, {}, REMEDY)
+    remedy = _remedy(path)
+    data = upgrade(path, read_json(path, "a profile", remedy), PROFILE_VERSION, {}, remedy)
     base = None if data.get("base") is None else find_base(str(data["base"]), path)
     with naming(path):
         if base is None:
@@ -367,6 +369,12 @@ def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
         own = validated(Profile, {"device": base.device} | data, "profile")
     sections = {name: getattr(own, name) for name in data}
     return base.model_copy(update=sections | {"kernels": base.kernels | own.kernels})
+
+
+def _remedy(path: Path) -> str:
+    """How the profile of a file that cannot be used is measured."""
+    device = " --device cpu" if path.name == DEFAULT_CPU_PROFILE else ""
+    return f"Measure it{' again' if os.path.exists(path) else ''} with `perfmodel calibrate{device}`."
 
 
 def find_base(name: str, path: Path) -> Profile:
@@ -405,6 +413,6 @@ def find_profile(name: str) -> Path:
         return CATALOG / f"{name}.json"
     if Path(name).suffix == ".json" or "/" in name:
         return Path(name)
-    raise PerfModelError(
-        f"hardware.profile must be a file or a catalog name (got {name!r}). {did_you_mean(name, catalog_names())}"
-    )
+    file = Path(f"{name}.json")
+    meant = f"Did you mean the file '{file}'?" if os.path.isfile(file) else did_you_mean(name, catalog_names())
+    raise PerfModelError(f"hardware.profile must be a file or a catalog name (got {name!r}). {meant}")

@@ -19,7 +19,7 @@ from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.reading import read_bytes, refuse_not_finite
 from perfmodel.files.validation import sentence_of, shortened, validated
 from perfmodel.files.versions import check_version
-from perfmodel.hardware.profile import Profile, find_profile, load_profile
+from perfmodel.hardware.profile import DEFAULT_CPU_PROFILE, Profile, find_profile, load_profile
 from perfmodel.hardware.rescaling import rescaled
 from perfmodel.hardware.settings import refuse_settings
 from perfmodel.limits import LARGEST_YAML_BYTES, MOST_YAML_VALUES
@@ -29,7 +29,6 @@ from perfmodel.scenario.scenario import SCENARIO_VERSION, HardwareSection, Scena
 DEEPEST = 50
 REMEDY = "The files in scenarios/ show how one is written."
 WRITE_NUMBER = "Write a number."
-DEFAULT_CPU_PROFILE = "cpu.json"
 INTERCONNECT = "hardware.interconnects."  # begins keys that change one
 
 Assignments = Iterable[str] | Mapping[str, Any]  # "key=value" each, or values by key

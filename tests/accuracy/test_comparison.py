@@ -51,6 +51,14 @@ def test_what_is_kept_is_what_a_card_shows(results):
     assert len(pairs[0].prediction.program.instructions.kind) > 0  # worked out again
 
 
+def test_a_card_among_the_measurements_is_left_out(results):
+    (results / "cards").mkdir()
+    shutil.copy(ROOT / "ACCURACY.json", results / "cards" / "ACCURACY.json")
+    assert [pair.measurement.name for pair in predict_measured(results)] == ["a", "b"]
+    with pytest.raises(PerfModelError, match=r"must hold measurement files \(got none\)"):
+        predict_measured(results / "cards")
+
+
 def test_too_many_measurements_are_refused_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "MOST_MEASUREMENTS", 2)
     for number in range(3):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from perfmodel.accuracy.card import save_card
 from perfmodel.hardware.measurement import save_measurement
@@ -60,6 +62,29 @@ def test_a_picture_is_not_drawn_over_another_file(asked: Asked) -> None:
     assert failure("topology", "1x2:pcie", "--plot", "toy.yaml").startswith("Error: toy.yaml: a plot must end in")
     os.rename("p/timeline.png", "t.png")
     assert "(got a file that begins with 'notes')" in failure("topology", "1x2:pcie", "--plot", "t.png")
+
+
+def test_a_picture_of_another_program_is_kept(asked: Asked) -> None:
+    own, drawn = "p/memory.png", b""
+    assert run("predict", "toy.yaml", "--plot", "p").exit_code == 0
+    for replaced in (True, False):
+        with Image.open(own) as picture:
+            picture.load()
+        picture.putpixel((0, 0), 7)
+        picture.save(own, pnginfo=software("perfmodel" if replaced else "Inkscape"))
+        drawn = Path(own).read_bytes()
+        shown = run("predict", "toy.yaml", "--plot", "p")
+        assert (shown.exit_code == 0, Path(own).read_bytes() != drawn) == (replaced, replaced)
+    assert (
+        "memory.png: must be a picture by perfmodel or not exist to be written (got another program's" in shown.stderr
+    )
+
+
+def software(name: str) -> PngInfo:
+    """What a program says of itself in a PNG."""
+    texts = PngInfo()
+    texts.add_text("Software", name)
+    return texts
 
 
 def test_the_numbers_of_a_card_do_not_replace_a_profile(asked: Asked) -> None:

@@ -172,11 +172,24 @@ def test_checks_look_at_the_nearest_folder_and_make_none(tmp_path: Path) -> None
         check_folder(Path("/proc/1/x"))
 
 
-def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
+def test_a_file_keeps_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system lets one: only root may give files away, and others' files are written all the same."""
+    path, given = tmp_path / "t.json", list[tuple[int, int]]()
     write_atomically(path, TRACE, CHROME_TRACE)
     if os.getuid() == 0:
         os.chown(path, 12345, 12345)
-    owner = path.stat().st_uid
-    write_atomically(path, NEWER, CHROME_TRACE)
-    assert path.stat().st_uid == owner
+    before = path.stat()
+    chown = os.chown
+
+    def recorded(file: Path, uid: int, gid: int) -> None:
+        given.append((uid, gid))
+        if len(given) > 1:
+            raise PermissionError
+        chown(file, uid, gid)
+
+    monkeypatch.setattr(os, "chown", recorded)
+    for number in (1, 2):
+        write_atomically(path, NEWER, CHROME_TRACE)
+        assert (path.read_text(), given) == (NEWER, [(before.st_uid, before.st_gid)] * number)
+        if number == 1:
+            assert (path.stat().st_uid, path.stat().st_gid) == (before.st_uid, before.st_gid)

@@ -9,7 +9,15 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware import profile as profiles
 from perfmodel.hardware.interconnect import Interconnect
-from perfmodel.hardware.profile import Device, HostRecord, KernelRecord, Profile, load_profile, save_profile
+from perfmodel.hardware.profile import (
+    Device,
+    HostRecord,
+    KernelRecord,
+    Profile,
+    find_profile,
+    load_profile,
+    save_profile,
+)
 
 WIRES = {"nvlink": Interconnect(backend="nccl")}
 
@@ -96,3 +104,24 @@ def test_bases_are_of_the_catalog_and_have_none(catalog: Path, name: str, base: 
 def test_a_file_may_be_called_like_its_base(catalog: Path, tmp_path: Path) -> None:
     save_profile(first().model_copy(update={"base": "first", "gpus": 2}), tmp_path / "first.json")
     assert load_profile(tmp_path / "first.json").gpus == 2
+
+
+@pytest.mark.parametrize(("name", "command"), [("cpu.json", "calibrate --device cpu"), ("gpu.json", "calibrate")])
+def test_a_profile_that_is_missing_or_damaged_is_measured_by_a_command(name: str, command: str, tmp_path: Path) -> None:
+    for content, how in ((None, "Measure it"), ("{", "Measure it again")):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(PerfModelError) as found:
+            load_profile(tmp_path / name)
+        assert str(found.value).endswith(f"{how} with `perfmodel {command}`.")
+
+
+def test_a_file_in_the_folder_is_named_where_its_ending_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PerfModelError, match=r"\(got 'cpu'\)\. Known: "):
+        find_profile("cpu")
+    (tmp_path / "cpu.json").touch()
+    with pytest.raises(PerfModelError, match=r"\(got 'cpu'\)\. Did you mean the file 'cpu\.json'\?"):
+        find_profile("cpu")

@@ -205,5 +205,8 @@ def test_a_list_can_be_narrowed_but_not_changed():
     assert [case.name for case in choose_cases(path, only=["gpt-xl-tf32"])] == ["gpt-xl-tf32"]
     with pytest.raises(PerfModelError, match=re.escape("--only must name a case (got 'gpt-xl-tf23'). Did you mean")):
         choose_cases(path, only=["gpt-xl-tf23"])
+    with pytest.raises(PerfModelError, match=re.escape("(got 'nothing'). There are 44, of which the closest")) as found:
+        choose_cases(path, only=["nothing"])
+    assert len(str(found.value)) < 300
     with pytest.raises(PerfModelError, match=re.escape("--set must be left out with a list of cases")):
         choose_cases(path, ["batch.size=1"])

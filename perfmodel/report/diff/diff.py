@@ -54,7 +54,7 @@ class Diff:
     where several streams ran operators at once, the seconds (below 0) that the rows above count more than once.
     operators: the same by operator name. Both sum up to predicted_step_s - measured_step_s. on_device: whether the
     trace has kernels of a device, or a CPU's operators. rank: of a pipeline, whose step it is; None of others, whose
-    ranks run alike.
+    ranks run alike. is_predicted: whether the trace is a prediction of perfmodel's too.
     """
 
     predicted_step_s: float
@@ -63,6 +63,7 @@ class Diff:
     operators: tuple[DiffRow, ...]
     on_device: bool
     rank: int | None = None
+    is_predicted: bool = False
 
     @property
     def difference_s(self) -> float:
@@ -105,7 +106,7 @@ def diff_with_trace(prediction: Prediction, path: Path) -> Diff:
     by_kind = _rows((kind_of.get(name, name), left_s, right_s) for name, left_s, right_s in aligned)
     rest = _rest(prediction, predicted, measured)
     rows = ((*by_kind, *rest), (*_rows(aligned), *rest))
-    return Diff(prediction.step_time_s, measured.step_s, *rows, measured.on_device, rank)
+    return Diff(prediction.step_time_s, measured.step_s, *rows, measured.on_device, rank, measured.is_predicted)
 
 
 def _rest(prediction: Prediction, predicted: list[_PredictedOperator], measured: RecordedStep) -> tuple[DiffRow, ...]:

@@ -23,13 +23,14 @@ def diff_report(diff: Diff) -> RenderableType:
     predicted, measured = format_seconds(diff.predicted_step_s), format_seconds(diff.measured_step_s)
     difference = f"{_signed(diff.difference_s)}, {relative:+.1%}".replace("%", " %")
     head = Text(f"{whose}predicted {predicted}, in the trace {measured}: {difference}", style="bold")
+    notes = [] if diff.is_predicted else [Text(f"\n{ON_DEVICE if diff.on_device else ON_CPU}", style="dim")]
     return Group(
         head,
         Text("\nby class of kernel", style="bold"),
         _table(tuple(_worded(row) for row in diff.kinds), diff),
         Text("\nby operator", style="bold"),
         _table(diff.operators[:TOP_OPERATORS], diff),
-        Text(f"\n{ON_DEVICE if diff.on_device else ON_CPU}", style="dim"),
+        *notes,
     )
 
 

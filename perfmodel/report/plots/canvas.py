@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfModelError
-from perfmodel.files.kinds import PICTURE
+from perfmodel.files.kinds import PICTURE, SOFTWARE
 from perfmodel.files.writing import check_writable, write_atomically
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ STYLE = {
 DOTS_PER_INCH = 120
 LETTERS_AN_INCH = 8.4  # of a figure's title
 FROM_ZERO = 0.5  # lowest value over highest, below which an axis begins at 0
-FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # said of no file
+FORMATS = {".png": {"Software": SOFTWARE}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # metadata
 
 
 def file_words(text: str) -> str:
@@ -115,7 +115,7 @@ def save_figure(
     Raises
     ------
     PerfModelError
-        If the name of the file does not end in one of :data:`FORMATS`.
+        If the name of the file does not end in one of :data:`FORMATS`, or what is there is no picture of perfmodel's.
     """
     ending = _ending(path)
     import matplotlib as mpl
@@ -134,11 +134,14 @@ def save_figure(
 
 
 def with_palette(png: bytes) -> bytes:
-    """The same picture in no more than 256 colours: a third of the bytes, and no difference to be seen."""
-    from PIL import Image
+    """The same picture and texts in no more than 256 colours: a third of the bytes, and no difference to be seen."""
+    from PIL import Image, PngImagePlugin
 
-    content = io.BytesIO()
+    content, texts = io.BytesIO(), PngImagePlugin.PngInfo()
     with Image.open(io.BytesIO(png)) as picture:
         flat = picture.convert("RGB").quantize(dither=Image.Dither.NONE)
-    flat.save(content, "PNG", optimize=True)
+        for key, text in picture.info.items():
+            if isinstance(key, str) and isinstance(text, str):
+                texts.add_text(key, text)
+    flat.save(content, "PNG", optimize=True, pnginfo=texts)
     return content.getvalue()

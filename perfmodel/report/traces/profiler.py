@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.errors import PerfModelError
+from perfmodel.files.kinds import PREDICTED_BY
 from perfmodel.files.reading import read_foreign_json
 from perfmodel.limits import LARGEST_TRACE_BYTES
 from perfmodel.report.traces.chrome import STEP_TIME
@@ -42,7 +43,7 @@ class RecordedStep:
     too, else as long as the file says that the step took, else to the end of the last kernel. covered_s: seconds in
     which at least one of the operators ran, on any stream. on_device: whether they are kernels of a device, or a CPU's
     own calls. rank: whose they are; None where the file does not say. communicates: whether NCCL's kernels are in the
-    trace.
+    trace. is_predicted: whether perfmodel wrote the file, so that no profiler slowed the step.
     """
 
     operators: tuple[RecordedOperator, ...]
@@ -51,6 +52,7 @@ class RecordedStep:
     on_device: bool
     rank: int | None = None
     communicates: bool = False
+    is_predicted: bool = False
 
     @property
     def busy_s(self) -> float:
@@ -86,7 +88,13 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
         raise PerfModelError(f"{path}: a profiler trace must hold a step that takes time (got {step_s:g} s). {REMEDY}")
     communicates = any(map(_is_communication, slices))
     return RecordedStep(
-        tuple(placed.operator for placed in chosen), step_s, covered_s, bool(on_device), rank, communicates
+        tuple(placed.operator for placed in chosen),
+        step_s,
+        covered_s,
+        bool(on_device),
+        rank,
+        communicates,
+        is_predicted=isinstance(data, dict) and PREDICTED_BY in data,
     )
 
 
