@@ -11,15 +11,14 @@ from torch import nn
 
 from perfmodel.errors import PerfModelError
 from perfmodel.limits import MOST_MODULES
+from perfmodel.models.family import torch_family
+from perfmodel.models.precision import HALF
 from perfmodel.models.target import build_target, make_target_inputs
 from perfmodel.progress import doing
 from perfmodel.scenario.families import FAMILIES
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
-
-HALF: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}  # of parameters, by precision
-HUGGING_FACE = ("gpt2", "llama", "bert")
 
 
 def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
@@ -59,40 +58,17 @@ def _check_size(module: nn.Module) -> None:
 
 
 def _build_family(scenario: Scenario) -> nn.Module:
-    model: Any = scenario.model.resolved()
-    length = scenario.batch.sequence_length or 0
-    if model.family == "gpt":
-        from perfmodel.models.gpt import GPT
-
-        return GPT(
-            layers=model.layers,
-            width=model.width,
-            heads=model.heads,
-            ffn_width=model.ffn_width,
-            vocabulary=model.vocabulary,
-            context=length,
-            attention=model.attention,
-        )
-    if model.family in HUGGING_FACE:
-        from perfmodel.models import huggingface
-
-        return getattr(huggingface, model.family)(model, length)
-    from perfmodel.models import vision
-
-    if model.family == "vgg16":
-        return vision.VGG16(model.classes, model.dropout)
-    if model.family == "resnet50":
-        return vision.ResNet50(model.classes)
-    return vision.ConvStack(model.layers, model.width, model.classes)
+    family = torch_family(scenario.model.family or "")
+    return family.build(scenario.model.resolved(), scenario.batch.sequence_length or 0)
 
 
 def make_inputs(
     scenario: Scenario, device: torch.device | str, generator: torch.Generator | None = None
 ) -> dict[str, torch.Tensor]:
-    """One micro-batch on ``device``: keyword arguments of forward, and ``labels`` when the step has a loss.
+    """Return one micro-batch on ``device``: keyword arguments of forward, and ``labels`` when the step has a loss.
 
-    Tokens, classes and pixels are uniform random numbers. The Hugging Face families take the tokens themselves as
-    labels (the same tensor; their losses shift it), ``gpt`` takes its own.
+    Tokens, classes and pixels are uniform random numbers. Families whose forward computes the loss take the tokens
+    themselves as labels (the same tensor; their losses shift it), others take labels of their own.
     """
     device = torch.device(device)
     if scenario.model.target is not None:
@@ -107,7 +83,7 @@ def make_inputs(
         inputs = {"input_ids": torch.randint(classes, shape, device=device, generator=generator)}
     if scenario.mode == "forward":
         return inputs
-    if model.family in HUGGING_FACE:
+    if torch_family(model.family).has_loss:
         return inputs | {"labels": inputs["input_ids"]}
     return inputs | {"labels": torch.randint(classes, shape, device=device, generator=generator)}
 

@@ -1,18 +1,25 @@
-"""Hugging Face's own modules from configurations: random weights, nothing downloaded, no key-value cache."""
+"""What Hugging Face's families share: the modules are theirs, made from configurations with random weights.
+
+Nothing is downloaded, and none of them keeps a key-value cache.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import nn
+import torch
 
 from perfmodel.errors import PerfModelError
 
-if TYPE_CHECKING:
-    from perfmodel.scenario.scenario import ModelSection
 
+def transformers_module() -> Any:
+    """Return the package ``transformers``.
 
-def _transformers() -> Any:
+    Raises
+    ------
+    PerfModelError
+        If it is not installed.
+    """
     try:
         import transformers
     except ImportError as error:
@@ -22,60 +29,27 @@ def _transformers() -> Any:
     return transformers
 
 
-def gpt2(model: ModelSection, sequence_length: int) -> nn.Module:
-    """GPT2LMHeadModel: tied embeddings, 1024 positions or more, dropout on embeddings, attention and residuals."""
-    transformers = _transformers()
-    config = transformers.GPT2Config(
-        vocab_size=model.vocabulary,
-        n_positions=max(1024, sequence_length),
-        n_embd=model.width,
-        n_layer=model.layers,
-        n_head=model.heads,
-        n_inner=model.ffn_width,
-        resid_pdrop=model.dropout,
-        embd_pdrop=model.dropout,
-        attn_pdrop=model.dropout,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-        attn_implementation=model.attention,
+def for_causal_blocks(config: Any, x: torch.Tensor) -> dict[str, Any]:
+    """Return the keywords that Hugging Face's decoders call every block with.
+
+    Parameters
+    ----------
+    config : PretrainedConfig
+    x : torch.Tensor
+        Embedded tokens, or hidden states, of which only shape, type and device matter.
+    """
+    from transformers.masking_utils import create_causal_mask
+
+    positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+    mask = create_causal_mask(
+        config=config, inputs_embeds=x, attention_mask=None, past_key_values=None, position_ids=positions
     )
-    module = transformers.GPT2LMHeadModel(config)
-    module.loss_type = "ForCausalLM"  # what it falls back to, with a message, when nothing is said
-    return module
+    return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
 
-def llama(model: ModelSection, sequence_length: int) -> nn.Module:
-    """LlamaForCausalLM: rotary positions, SwiGLU, grouped heads, untied embeddings, no dropout."""
-    transformers = _transformers()
-    config = transformers.LlamaConfig(
-        vocab_size=model.vocabulary,
-        max_position_embeddings=max(2048, sequence_length),
-        hidden_size=model.width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        bos_token_id=None,
-        eos_token_id=None,
-        intermediate_size=model.ffn_width,
-        use_cache=False,
-        attn_implementation=model.attention,
-    )
-    return transformers.LlamaForCausalLM(config)
+def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of Hugging Face's decoders, which take the next token as label, and float32 logits."""
+    from transformers.loss.loss_utils import ForCausalLMLoss
 
-
-def bert(model: ModelSection, sequence_length: int) -> nn.Module:
-    """BertForMaskedLM: tied embeddings, 512 positions or more, dropout on hidden states and attention."""
-    transformers = _transformers()
-    config = transformers.BertConfig(
-        vocab_size=model.vocabulary,
-        max_position_embeddings=max(512, sequence_length),
-        hidden_size=model.width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        intermediate_size=model.ffn_width,
-        hidden_dropout_prob=model.dropout,
-        attention_probs_dropout_prob=model.dropout,
-        attn_implementation=model.attention,
-    )
-    return transformers.BertForMaskedLM(config)
+    loss: torch.Tensor = ForCausalLMLoss(logits, labels, vocab_size=logits.shape[-1])
+    return loss

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from perfmodel.errors import PerfModelError
-from perfmodel.models.build import HUGGING_FACE
+from perfmodel.models.family import torch_family
 from perfmodel.models.target import load_callable, parameter_names
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def loss_of_step(scenario: Scenario, allow_import: bool) -> Loss:
         raises one where what it gets or gives is nothing that backward can begin with.
     """
     family = scenario.model.family
-    if family in HUGGING_FACE:
-        return _loss_of_output
     if family is not None:
-        return _cross_entropy
+        return _loss_of_output if torch_family(family).has_loss else _cross_entropy
     if scenario.model.loss == "output.loss":
         return partial(_checked, scenario, partial(_loss_of_target, scenario))
     if scenario.model.loss == "cross_entropy":

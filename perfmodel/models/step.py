@@ -13,6 +13,7 @@ from torch import nn
 
 from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.losses import Loss, loss_of_step
+from perfmodel.models.precision import AUTOCAST_DTYPES
 
 if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 LEARNING_RATE = 1e-4
-AUTOCAST_DTYPES = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 Mark = Callable[[str, int], None]
 

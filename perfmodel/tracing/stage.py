@@ -13,8 +13,9 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import _backward
 
 from perfmodel.models.build import build_module, make_inputs, repeated_blocks, replace_tensors
+from perfmodel.models.precision import AUTOCAST_DTYPES
 from perfmodel.models.stages import boundary_tensors, cut, loss_of
-from perfmodel.models.step import AUTOCAST_DTYPES, Mark, make_optimizer, update
+from perfmodel.models.step import Mark, make_optimizer, update
 from perfmodel.progress import doing
 from perfmodel.scenario.families import FAMILIES
 from perfmodel.scenario.stage_split import blocks_of_stages, micro_batch_size, pipeline_of

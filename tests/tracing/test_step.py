@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from perfmodel.errors import PerfModelError
 from perfmodel.trace.trace import EventKind, StorageKind, load_trace, save_trace
 from perfmodel.tracing.step import trace_step
+from tests.refusals import refused
 from tests.tracing.recordings import (
     SCENARIOS,
     comparable,
@@ -402,9 +402,14 @@ def test_provenance_names_the_versions():
 def test_what_is_refused_leaves_torch_as_it_was():
     import torch
 
-    keys = TINY | {"training": {"compile": True}}
-    with pytest.raises(PerfModelError, match="compile must be false"):
-        trace_step(scenario_of(keys))
+    target = {"target": "torch.nn:Linear", "arguments": {"in_features": 2, "out_features": 2}, "blocks": "layers"}
+    keys = {
+        "model": target | {"inputs": {"input": {"shape": ["batch", 2]}}},
+        "batch": {"size": 1},
+        "training": {"activation_checkpointing": "full"},
+    }
+    with refused("model.blocks", "'layers'"):
+        trace_step(scenario_of(keys), allow_import=True)
     assert torch.nn.functional.dropout(torch.ones(4), 0.5).shape == (4,)
 
 

@@ -1,45 +1,12 @@
-"""Image models: VGG-16 and ResNet-50 with torchvision's architecture and parameter names, and a plain stack."""
+"""ResNet-50 with torchvision's architecture and parameter names."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-VGG16_CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: max-pooling by 2
-
-
-def _initialise(module: nn.Module) -> None:
-    """He initialisation of convolutions, so that activations keep their scale through the depth."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-
-class VGG16(nn.Module):
-    """Thirteen 3x3 convolutions with biases in ``features``, three linear layers with dropout in ``classifier``."""
-
-    def __init__(self, classes: int, dropout: float) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        channels = 3
-        for width in VGG16_CHANNELS:
-            if width:
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
-                channels = width
-            else:
-                layers.append(nn.MaxPool2d(2, 2))
-        self.features = nn.Sequential(*layers)
-        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
-        self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096), nn.ReLU(True), nn.Dropout(dropout),
-            nn.Linear(4096, 4096), nn.ReLU(True), nn.Dropout(dropout),
-            nn.Linear(4096, classes),
-        )  # fmt: skip
-        _initialise(self)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.avgpool(self.features(images))
-        return self.classifier(torch.flatten(x, 1))
+from perfmodel.models.family import TorchFamily
+from perfmodel.models.initialisation import initialise_convolutions
 
 
 class Bottleneck(nn.Module):
@@ -91,7 +58,7 @@ class ResNet50(nn.Module):
         self.layer4 = _stage(1024, 512, blocks=3, stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(2048, classes)
-        _initialise(self)
+        initialise_convolutions(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
@@ -100,25 +67,4 @@ class ResNet50(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-class ConvStack(nn.Module):
-    """``layers`` times [3x3 convolution, batch norm, ReLU] at full resolution, average pooling, one linear layer."""
-
-    def __init__(self, layers: int, width: int, classes: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(width if index else 3, width, 3, padding=1, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(inplace=True),
-            )
-            for index in range(layers)
-        )
-        self.pool = nn.AdaptiveAvgPool2d((1, 1))
-        self.head = nn.Linear(width, classes)
-        _initialise(self)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = images
-        for block in self.blocks:
-            x = block(x)
-        return self.head(torch.flatten(self.pool(x), 1))
+FAMILY = TorchFamily(lambda model, _: ResNet50(model.classes))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfmodel.models.gpt import GPT, RMSNorm
+from perfmodel.models.families.gpt import GPT, RMSNorm
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer
 from perfmodel.scenario.scenario import Scenario
 from tests.places import TESTS

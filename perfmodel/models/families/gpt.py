@@ -7,9 +7,13 @@ mul; GELU by erf; attention as matmul, div, masked_fill, softmax, matmul with th
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+
+from perfmodel.models.family import TorchFamily
+from perfmodel.models.stage_module import StageModule
 
 
 class RMSNorm(nn.Module):
@@ -108,3 +112,29 @@ class GPT(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.lm_head(self.ln_final(x))
+
+
+def build(model: Any, sequence_length: int) -> nn.Module:
+    """Return a GPT with a position for each token of the sequence."""
+    return GPT(
+        layers=model.layers,
+        width=model.width,
+        heads=model.heads,
+        ffn_width=model.ffn_width,
+        vocabulary=model.vocabulary,
+        context=sequence_length,
+        attention=model.attention,
+    )
+
+
+class GptStage(StageModule):
+    def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        if self.is_first:
+            x = self.token_embeddings(x) + self.position_embeddings(torch.arange(x.shape[1], device=x.device))
+        return x, {}
+
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.ln_final(x))
+
+
+FAMILY = TorchFamily(build, stage=GptStage)

@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
+from perfmodel.models.families.conv_stack import ConvStack
 from perfmodel.models.step import build_module
-from perfmodel.models.vision import ConvStack
 from perfmodel.scenario.scenario import Scenario
 from tests.places import TESTS
 
