@@ -14,8 +14,8 @@ from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.rendezvous import alone
 from perfmodel.simulate.tasks import StreamTask
+from tests.builders import ops, program_of
 
-from .steps import ops, program_of
 from .streams import INF, near, reduce_async, run, with_edits
 
 

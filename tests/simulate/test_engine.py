@@ -16,8 +16,7 @@ from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.trace import EventKind
-
-from .steps import ops, program_of
+from tests.builders import ops, program_of
 
 LAUNCH = Launch(latency_s=2.0, queue_depth=1000, synchronize_s=3.0)
 

@@ -16,8 +16,8 @@ from perfmodel.program.program import COLLECTIVE, RECORD, WAIT, Collective, Inse
 from perfmodel.simulate.engine import simulate_together
 from perfmodel.simulate.timed_step import launched_positions, timed_step
 from perfmodel.simulate.timeline import Timeline
+from tests.builders import ops, program_of
 
-from .steps import ops, program_of
 from .streams import FAST_HOST, INF, WIRE, near
 
 HOST_S = 1e-6

@@ -16,8 +16,8 @@ from perfmodel.program.program import BY_HOST, COLLECTIVE, COMPUTE, RECORD, WAIT
 from perfmodel.simulate.one_clock import simulate_one_clock
 from perfmodel.simulate.timeline import SideKernel, Timeline
 from perfmodel.trace.trace import EventKind
+from tests.builders import ops, program_of
 
-from .steps import ops, program_of
 from .streams import FAST_HOST, INF, near, reduce_async, run, with_edits
 
 COPY, GATHER, SCATTER = 1, 2, 3

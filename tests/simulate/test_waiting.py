@@ -13,8 +13,8 @@ from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.rendezvous import alone
 from perfmodel.simulate.tasks import StreamTask
 from perfmodel.simulate.timed_step import timed_step
+from tests.builders import ops, program_of
 
-from .steps import ops, program_of
 from .streams import INF, near
 
 
