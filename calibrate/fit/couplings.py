@@ -19,7 +19,7 @@ from perfmodel.cost.contention import LIST, PAUSE, Slowdown
 from perfmodel.hardware.interconnect import ContentionRecord, Coupling, Role
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device_clock import DeviceClock
-from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.rendezvous import run_alone
 from perfmodel.simulate.tasks import StreamTask
 
 COMPUTE_FACTORS = (1.0, 1.1, 1.2, 1.4, 1.6, 1.8, 2.1)  # where the search starts: the best of these
@@ -207,8 +207,8 @@ def slowed_loops(
     lasting_s = count * compute_s * compute_factor
     for number in range(int(np.ceil(lasting_s / communication_s)) + 1):
         device.add(StreamTask(1, communication_s, 0, 0.0 if number else 0.37 * compute_s))
-    alone(device.run_until(count))
+    run_alone(device.run_until(count))
     end_s = float(device.end_s[count - 1])
-    done = [item.end_s for item in device.items if item.is_done and item.end_s <= end_s]
+    done = [item.end_s for item in device.tasks if item.is_done and item.end_s <= end_s]
     share = (max(done) - 0.37 * compute_s) / len(done) if done else end_s
     return end_s / (count * compute_s), share / communication_s

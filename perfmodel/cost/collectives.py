@@ -131,28 +131,30 @@ def collective_cost(
     return CollectiveCost(time_s, found.spread, found.source)
 
 
-def ahead_share(size_bytes: int, interconnect: Interconnect) -> float:
-    """Of the room in which the library keeps messages for a receiver that has not come, the share that one of this size
-    takes; their senders need not wait while they take no more than 1. Infinity where that was not measured.
+def eager_share(size_bytes: int, interconnect: Interconnect) -> float:
+    """Return the fraction of NCCL's per-peer eager buffer that a message of this size occupies.
 
-        share = ceil(size n / B) / n        n: messages that were kept at most, B: bytes
+    A send blocks once the outstanding fractions exceed 1; where the buffer was not measured, the fraction is infinite
+    and every send waits for its receiver.
+
+        share = ceil(size n / B) / n        n: most messages that were seen in the buffer, B: most bytes
 
     Source: NCCL keeps 8 steps for each of two ranks' channels (src/include/device.h, ``NCCL_STEPS``), of which a
     message takes whole ones. That is how it goes over NVLink and shared memory; sockets were seen to keep other numbers
     of messages, for which this is a stand-in.
 
     >>> wires = Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 16384: 1, 32768: 0})
-    >>> [ahead_share(size_bytes, wires) for size_bytes in (1, 2048, 2049, 16384, 32768)]
+    >>> [eager_share(size_bytes, wires) for size_bytes in (1, 2048, 2049, 16384, 32768)]
     [0.125, 0.125, 0.25, 1.0, 2.0]
     """
-    messages, most_bytes = ahead_room(interconnect)
+    messages, most_bytes = eager_buffer(interconnect)
     return ceil(size_bytes * messages / most_bytes) / messages if messages else inf
 
 
-def ahead_room(interconnect: Interconnect) -> tuple[int, int]:
-    """Messages, and bytes, that the library was seen to keep at most for a receiver that has not come.
+def eager_buffer(interconnect: Interconnect) -> tuple[int, int]:
+    """Return the most messages and the most bytes that were seen in the eager buffer, their receiver not having come.
 
-    >>> ahead_room(Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 32768: 0}))
+    >>> eager_buffer(Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 32768: 0}))
     (8, 16384)
     """
     known = interconnect.messages_ahead

@@ -7,7 +7,7 @@ from math import hypot
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost, ahead_share, collective_cost
+from perfmodel.cost.collectives import CollectiveCost, collective_cost, eager_share
 from perfmodel.cost.contention import Slowdown, beside_message, slowdowns
 from perfmodel.cost.host import host_costs, paced_by_host
 from perfmodel.cost.kernels.kernel_cost import KernelCost
@@ -61,8 +61,8 @@ class CostedRank:
         self._paced_by_host = paced_by_host(program)
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
         self._wires = _as_heard(program.collectives, [route.interconnect for route in self.routes])
-        self._ahead = np.array(
-            [ahead_share(each.size_bytes, wire) for each, wire in zip(program.collectives, self._wires, strict=True)]
+        self._eager_share = np.array(
+            [eager_share(each.size_bytes, wire) for each, wire in zip(program.collectives, self._wires, strict=True)]
         )
         self.run_at(self.lowered_clock())
 
@@ -135,11 +135,11 @@ class CostedRank:
             self._slowdowns,
             self._sharing,
             self._waiting,
-            self._ahead,
+            self._eager_share,
         )
 
     @property
-    def wire_spread(self) -> float:
+    def interconnect_spread(self) -> float:
         """A standard deviation of collectives, relative; 0 without any."""
         total_s = sum(cost.time_s for cost in self.collectives)
         if total_s == 0:

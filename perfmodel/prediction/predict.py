@@ -166,7 +166,7 @@ def _interval_s(step: SimulatedStep) -> tuple[float, float]:
 
 def _bottleneck(step: SimulatedStep) -> str:
     """Name what limits the step. A term over its relative spread is d step / d log(slowness): what it limits."""
-    spread = step.costed[step.shown].wire_spread
+    spread = step.costed[step.shown].interconnect_spread
     host_limited_s = step.host_term_s / host_spread(step.profile)
     interconnect_limited_s = step.interconnect_term_s / spread if spread else 0.0
     return bottleneck(step.step_time_s, list(step.figures.values()), host_limited_s, interconnect_limited_s)

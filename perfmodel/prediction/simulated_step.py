@@ -107,7 +107,7 @@ class SimulatedStep:
     @cached_property
     def interconnect_term_s(self) -> float:
         """Seconds by which the step grows if collectives are slower by one standard deviation of their times."""
-        slower = 1 + self.costed[self.shown].wire_spread
+        slower = 1 + self.costed[self.shown].interconnect_spread
         return max(_longest_step_s(self.interacting_ranks, self.slowness, slower) - self.step_time_s, 0.0)
 
 

@@ -1,7 +1,7 @@
 """Interpreter 1: steps of a rank, or of ranks that send each other messages, and the timeline of one that is steady.
 
-What a rank's host issues stands in :mod:`perfmodel.simulate.host_clock`, what its device makes of it in
-:mod:`perfmodel.simulate.device_clock`. On a CPU there is one clock (:mod:`perfmodel.simulate.one_clock`).
+:mod:`perfmodel.simulate.host_clock` issues a rank's work, and :mod:`perfmodel.simulate.device_clock` runs it. On a CPU
+there is one clock (:mod:`perfmodel.simulate.one_clock`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from perfmodel.simulate.timed_step import BLOCKING, TimedStep
 from perfmodel.simulate.timeline import Communication, SideKernel, Timeline, spans
 from perfmodel.trace.trace import EventKind
 
-ALIKE, MOST_STEPS = 1e-4, 64  # ranks' steps differ by no more, of the longest; and of simulated steps
+STEADY = 1e-4  # steady ranks' steps differ by no more than this share of the longest
+MOST_STEPS = 64  # that are simulated
 
 
 def simulate(program: Program, work: TimedStep, launch: Launch) -> Timeline:
-    """The steady step of a device with its own clock.
+    """Simulate the steady step of a rank whose device has its own clock.
 
     Steps follow each other without synchronisation until the launch queue has filled; the last one is returned. The
     synchronised step starts with both clocks idle and ends when the host knows that the device is done.
@@ -36,11 +37,11 @@ def simulate(program: Program, work: TimedStep, launch: Launch) -> Timeline:
 
 
 def simulate_together(programs: Sequence[Program], works: Sequence[TimedStep], launch: Launch) -> list[Timeline]:
-    """The same of ranks that send each other messages, each with a program of its own; all begin with idle clocks.
+    """Simulate the steady step of ranks that send each other messages, each with a program of its own.
 
-    Their steps are alike in the long run, and so long they run: until the last step but one takes all of them the same
-    (to 1 in 10,000; 64 steps at most), which then is the one returned. What follows a step is part of it: messages of
-    the next one hold up its last kernels.
+    All begin with idle clocks. In the long run their steps take equally long, so steps are simulated until the last but
+    one takes all ranks the same (to 1 in 10,000; 64 steps at most); that one is returned. The last one is simulated
+    because its messages hold up the last kernels of the step before.
 
     Raises
     ------
@@ -48,15 +49,15 @@ def simulate_together(programs: Sequence[Program], works: Sequence[TimedStep], l
         If they wait for each other for ever.
     """
     launched = min(work.launched_kernels for work in works)
-    after = int(len(programs) > 1)
-    steps = math.ceil(launch.queue_depth / max(launched, 1)) + 2 + after
-    synced = _Together(programs, works, launch, 1)
+    trailing_steps = int(len(programs) > 1)
+    steps = math.ceil(launch.queue_depth / max(launched, 1)) + 2 + trailing_steps
+    synced = _RankGroup(programs, works, launch, 1)
     synced.run(wait=True)
-    steady = _Together(programs, works, launch, steps, after)
+    steady = _RankGroup(programs, works, launch, steps, trailing_steps)
     steady.run(wait=False)
     while not steady.is_steady and steps < MOST_STEPS:
         steps = min(2 * steps, MOST_STEPS)
-        steady = _Together(programs, works, launch, steps, after)
+        steady = _RankGroup(programs, works, launch, steps, trailing_steps)
         steady.run(wait=False)
     synced_step_s = max(rank.host_s for rank in synced.ranks)
     began_s = [rank.began_s for rank in steady.ranks]
@@ -66,26 +67,32 @@ def simulate_together(programs: Sequence[Program], works: Sequence[TimedStep], l
     ]
 
 
-class _Together:
-    """Ranks that run so many steps. after: how many of these follow the one that is reported."""
+class _RankGroup:
+    """Ranks that run so many steps together. trailing_steps: steps after the one that is reported."""
 
     def __init__(
-        self, programs: Sequence[Program], works: Sequence[TimedStep], launch: Launch, steps: int, after: int = 0
+        self,
+        programs: Sequence[Program],
+        works: Sequence[TimedStep],
+        launch: Launch,
+        steps: int,
+        trailing_steps: int = 0,
     ) -> None:
-        self._world, self._steps = RankScheduler(len(programs)), steps
+        self._scheduler, self._steps = RankScheduler(len(programs)), steps
         self.ranks = [
-            HostClock(program, work, launch, steps, self._world, number, after)
+            HostClock(program, work, launch, steps, self._scheduler, number, trailing_steps)
             for number, (program, work) in enumerate(zip(programs, works, strict=True))
         ]
 
     def run(self, wait: bool) -> None:
-        """wait: the hosts do, at the end."""
-        self._world.run([self._clock(rank, wait) for rank in self.ranks])
+        """Run all steps. wait: at the end, the hosts wait for their devices."""
+        self._scheduler.run([self._clock(rank, wait) for rank in self.ranks])
 
     @property
     def is_steady(self) -> bool:
+        """Whether the reported step takes all ranks equally long."""
         steps_s = [rank.step_s for rank in self.ranks]
-        return max(steps_s) - min(steps_s) <= ALIKE * max(steps_s)
+        return max(steps_s) - min(steps_s) <= STEADY * max(steps_s)
 
     def _clock(self, rank: HostClock, wait: bool) -> Clock:
         for _ in range(self._steps):
@@ -133,42 +140,42 @@ def _communications(
     end_s: np.ndarray,
     origin_s: float,
 ) -> tuple[Communication, ...]:
-    """Those beside the compute stream and those on it, by start."""
+    """Return collectives of side streams and of the compute stream, by start."""
     columns = program.instructions
-    found = [
+    communications = [
         Communication(
             int(columns.a[at]),
             int(columns.run[at]),
-            item.lane,
+            task.stream,
             issued_s,
-            item.start_s,
-            item.end_s,
-            max(item.moves_s - item.start_s, 0.0),
+            task.start_s,
+            task.end_s,
+            max(task.moves_s - task.start_s, 0.0),
             int(columns.b[at]) - 1,
         )
-        for at, issued_s, item in rank.beside
+        for at, issued_s, task in rank.side_work
         if columns.kind[at] == COLLECTIVE
     ]
     for entry in np.flatnonzero(work.source == BLOCKING).tolist():
         at = int(work.position[entry])
         times_s = (float(issue_s[entry]), float(start_s[entry]), float(end_s[entry]))
-        found.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, *times_s))
-    return tuple(sorted((each.shifted(-origin_s) for each in found), key=lambda each: each.start_s))
+        communications.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, *times_s))
+    return tuple(sorted((each.shifted(-origin_s) for each in communications), key=lambda each: each.start_s))
 
 
 def _side_kernels(program: Program, work: TimedStep, rank: HostClock, origin_s: float) -> tuple[SideKernel, ...]:
     columns = program.instructions
-    found = [
+    kernels = [
         SideKernel(
             operation=int(columns.a[at]),
             run=int(columns.run[at]),
-            stream=item.lane,
+            stream=task.stream,
             host_start_s=issued_s - float(work.host_s[at]) - origin_s,
             issue_s=issued_s - origin_s,
-            start_s=item.start_s - origin_s,
-            end_s=item.end_s - origin_s,
+            start_s=task.start_s - origin_s,
+            end_s=task.end_s - origin_s,
         )
-        for at, issued_s, item in rank.beside
+        for at, issued_s, task in rank.side_work
         if columns.kind[at] == EventKind.OP
     ]
-    return tuple(sorted(found, key=lambda each: each.start_s))
+    return tuple(sorted(kernels, key=lambda each: each.start_s))

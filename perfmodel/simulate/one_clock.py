@@ -1,7 +1,7 @@
-"""The engine where host and device are one processor: only communication runs beside its one clock.
+"""The engine where host and device are one processor: only communication runs concurrently with its one clock.
 
-Operators of every stream run on it in the order of the program; one of another stream waits, and with it the host, for
-the collectives that its stream was given or reported to wait for.
+Operators of every stream run on it in the order of the program. Before an operator of a side stream the host waits for
+the collectives that this stream runs or waits for.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from perfmodel.trace.trace import EventKind
 
 
 def simulate_one_clock(program: Program, work: TimedStep) -> Timeline:
-    """A step in which operators and host costs add up.
+    """Simulate a step in which operators and host costs add up.
 
-    Collectives beside the compute stream start when they are issued, one after another on each stream and in each
+    Collectives of side streams start when they are issued, one after another on each stream and in each
     group, and take what they take alone; the host waits for those that the compute stream waits for.
     """
     columns = program.instructions
@@ -25,7 +25,7 @@ def simulate_one_clock(program: Program, work: TimedStep) -> Timeline:
     is_work = work.kernels > 0
     lasts_s[work.position[is_work]] = work.duration_s[is_work]
     lasts_s[work.side.position] = work.side.duration_s
-    waited_s, beside = _communicate(program, work, np.cumsum(work.host_s + lasts_s), lasts_s)
+    waited_s, communications = _communicate(program, work, np.cumsum(work.host_s + lasts_s), lasts_s)
     until_s = np.cumsum(work.host_s + lasts_s + waited_s)
     boundaries_s = np.concatenate([[0.0], until_s])
     position = np.sort(np.concatenate([work.position[work.launches], work.side.position]))
@@ -34,7 +34,7 @@ def simulate_one_clock(program: Program, work: TimedStep) -> Timeline:
     for entry in blocking.tolist():
         at = int(work.position[entry])
         end, start = float(until_s[at]), float(until_s[at] - work.duration_s[entry])
-        beside.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, start, start, end))
+        communications.append(Communication(int(columns.a[at]), int(columns.run[at]), COMPUTE, start, start, end))
     marks_s = boundaries_s[work.position[work.marks]].tolist()
     return Timeline(
         operation=columns.a[position],
@@ -50,15 +50,23 @@ def simulate_one_clock(program: Program, work: TimedStep) -> Timeline:
         step_time_s=float(boundaries_s[-1]),
         synced_step_time_s=float(boundaries_s[-1]),
         host_busy_s=float(work.host_s.sum()),
-        communications=tuple(sorted(beside, key=lambda each: each.start_s)),
+        communications=tuple(sorted(communications, key=lambda each: each.start_s)),
     )
 
 
 def _communicate(
     program: Program, work: TimedStep, until_s: np.ndarray, lasts_s: np.ndarray
 ) -> tuple[np.ndarray, list[Communication]]:
-    """Seconds the host waits at each instruction, and the communications beside it. until_s: when each would end if it
-    never waited. lasts_s: of which operators and collectives take so long.
+    """Return the seconds that the host waits at each instruction, and the communications of side streams.
+
+    Parameters
+    ----------
+    program, work
+        The step.
+    until_s : numpy.ndarray
+        When each instruction would end if the host never waited.
+    lasts_s : numpy.ndarray
+        Seconds of each instruction's operator or blocking collective.
     """
     columns = program.instructions
     waits_s = np.zeros(len(until_s))

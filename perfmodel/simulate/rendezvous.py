@@ -1,13 +1,13 @@
-"""Messages between ranks that are simulated together, and who of them may go on.
+"""Messages between ranks that are simulated together, and which rank may advance.
 
-A message moves once sender and receiver are there, or, on the sender's side, once there is room to keep it until the
-receiver comes. Until then neither knows when it will end, and may go on only as far as nothing that the other does can
-reach back: to the earliest time at which any of the others does anything more. The one who is furthest behind is always
-free to go on, so all come to their ends unless they wait for each other.
+A message moves once sender and receiver are there, or, on the sender's side, once the eager buffer has room to keep it
+until the receiver comes. Until then neither side knows when its own part ends. A rank may advance only to its lookahead
+horizon: the earliest time at which another rank can still affect it. The rank that is furthest behind can always
+advance, so all reach their ends unless they wait for each other.
 
-Assumes: the receiver of a message that was kept for it takes the whole time of the wire from when it comes, as if it
-still had to be sent, though the sender has taken that time too (measured over NVLink: 0.7 of it); and kernels that run
-beside a message do not slow it.
+Assumes: the receiver of a message that was sent eagerly takes the whole time of the interconnect from when it comes, as
+if the message still had to be sent, though the sender has taken that time too (measured over NVLink: 0.7 of it); and
+kernels that run during a message do not slow it.
 
 Source of the rule: conservative simulation of discrete events (Chandy and Misra, 1979).
 """
@@ -22,119 +22,142 @@ from dataclasses import dataclass, field
 from perfmodel.errors import PerfModelError
 
 SENDER, RECEIVER = 0, 1
-ROUNDING = 1e-9  # of shares of the room for messages
+ROUNDING = 1e-9  # of shares of the eager buffer
 
-Clock = Generator[float, None, None]  # what a rank does; each time that it yields, it does no more before that time
+Clock = Generator[float, None, None]  # what a rank does; having yielded a time, it does no more before that time
 
 
 @dataclass
 class Rendezvous:
-    """One message. duration_s: from when it moves. room: the message whose receiver makes room for it by coming, be it
-    its own; None if there is room anyway. frees: those for which this one's does. ranks, arrived_s: of sender and
-    receiver.
+    """One message between two ranks.
+
+    Parameters
+    ----------
+    scheduler : RankScheduler
+        Learns from when what a rank does may change.
+    duration_s : float
+        Seconds from when it moves to its end.
+    blocked_by : Rendezvous, optional
+        The message whose receive must be posted before this eager send can move; itself for a send that waits for its
+        own receiver; None where the eager buffer has room.
+    unblocks : list of Rendezvous
+        The messages that are blocked by this one.
+    ranks, arrived_s : list
+        Of sender and receiver: who they are, and when each came to the message.
     """
 
-    world: RankScheduler
+    scheduler: RankScheduler
     duration_s: float
-    room: Rendezvous | None = None
-    frees: list[Rendezvous] = field(default_factory=list)
+    blocked_by: Rendezvous | None = None
+    unblocks: list[Rendezvous] = field(default_factory=list)
     ranks: list[int] = field(default_factory=lambda: [-1, -1])
     arrived_s: list[float] = field(default_factory=lambda: [math.inf, math.inf])
 
     def arrive(self, side: int, time_s: float) -> None:
+        """Note that this side has come, and wake the ranks whose messages can move now."""
         self.arrived_s[side] = time_s
         if side == SENDER:
             self._wake(RECEIVER)
         else:
-            for message in self.frees:
+            for message in self.unblocks:
                 message._wake(SENDER)
 
     def _wake(self, side: int) -> None:
         if (moves_s := self.moves_s(side)) < math.inf:
-            self.world.wake(self.ranks[side], moves_s)
+            self.scheduler.wake(self.ranks[side], moves_s)
 
     def moves_s(self, side: int) -> float:
-        """From when this side does more than wait; infinity while that is not known."""
+        """Return when the message begins to move for this side; infinity while that is not known."""
         if side == RECEIVER:
             return max(self.arrived_s)
-        return max(self.arrived_s[SENDER], self.room.arrived_s[RECEIVER] if self.room is not None else 0.0)
+        return max(self.arrived_s[SENDER], self.blocked_by.arrived_s[RECEIVER] if self.blocked_by is not None else 0.0)
 
     def end_s(self, side: int) -> float:
-        """Infinity while it is not known."""
+        """Return when the message has ended for this side; infinity while that is not known."""
         return self.moves_s(side) + self.duration_s
 
 
-def alone(clock: Clock) -> None:
-    """To its end, of a rank that no message can hold up."""
+def run_alone(clock: Clock) -> None:
+    """Run a rank to its end that no message can hold up."""
     for _ in clock:
         raise RuntimeError("a rank that is simulated alone waits for a message")
 
 
 class RankScheduler:
-    """Ranks that are simulated together."""
+    """Ranks that are simulated together, and the messages between them."""
 
     def __init__(self, ranks: int) -> None:
         self._next_s = [0.0] * ranks
-        self._half: dict[Hashable, Rendezvous] = {}  # that only one side has asked for
-        self._sent: dict[
-            Hashable, deque[tuple[float, Rendezvous]]
-        ] = {}  # by pair, with what all so far took of the room
+        self._one_sided: dict[Hashable, Rendezvous] = {}  # messages that only one side has asked for, by name
+        # By pair of ranks: messages sent, each with the sum of the shares of the eager buffer until it.
+        self._sent: dict[Hashable, deque[tuple[float, Rendezvous]]] = {}
 
     def send(self, key: Hashable, rank: int, duration_s: float, pair: Hashable, share: float = math.inf) -> Rendezvous:
-        """The message of this name, sent after others of the pair. share: what it takes of the room that the pair has
-        for messages whose receiver has not come; of more than all of it, a part is kept.
+        """Return the sender's side of a message, which follows the others of its pair.
+
+        Parameters
+        ----------
+        key : hashable
+            Name of the message, the same on both sides.
+        rank : int
+            The sender.
+        duration_s : float
+            Seconds from when it moves; where the sides differ, the longer holds.
+        pair : hashable
+            Sender, receiver and communicator, which have an eager buffer of their own.
+        share : float
+            Fraction of that buffer which the message occupies. One that does not fit at all waits for its receiver.
         """
-        message = self._meeting(key, SENDER, rank, duration_s)
+        message = self._joined(key, SENDER, rank, duration_s)
         sent = self._sent.setdefault(pair, deque())
         so_far = (sent[-1][0] if sent else 0.0) + min(share, 1.0)
         sent.append((so_far, message))
         while sent[0][0] < so_far - 1 - ROUNDING:
             sent.popleft()
         if share > 1 or so_far > 1 + ROUNDING:
-            message.room = message if share > 1 else sent[0][1]
-            message.room.frees.append(message)
+            message.blocked_by = message if share > 1 else sent[0][1]
+            message.blocked_by.unblocks.append(message)
         return message
 
     def receive(self, key: Hashable, rank: int, duration_s: float) -> Rendezvous:
-        """The message of this name."""
-        return self._meeting(key, RECEIVER, rank, duration_s)
+        """Return the receiver's side of the message of this name."""
+        return self._joined(key, RECEIVER, rank, duration_s)
 
-    def _meeting(self, key: Hashable, side: int, rank: int, duration_s: float) -> Rendezvous:
-        """It takes as long as the side says for which it takes longer."""
-        known = self._half.pop(key, None)
-        if known is None:
-            known = self._half[key] = Rendezvous(self, duration_s)
-        known.duration_s = max(known.duration_s, duration_s)
-        known.ranks[side] = rank
-        return known
+    def _joined(self, key: Hashable, side: int, rank: int, duration_s: float) -> Rendezvous:
+        message = self._one_sided.pop(key, None)
+        if message is None:
+            message = self._one_sided[key] = Rendezvous(self, duration_s)
+        message.duration_s = max(message.duration_s, duration_s)
+        message.ranks[side] = rank
+        return message
 
     def horizon_s(self, rank: int) -> float:
-        """Until when nothing that the others do can change what this rank does."""
+        """Return the rank's lookahead horizon: until then nothing that the others do can change what it does."""
         return min((time_s for other, time_s in enumerate(self._next_s) if other != rank), default=math.inf)
 
     def wake(self, rank: int, time_s: float) -> None:
-        """What the rank does may change from then on."""
+        """Note that what the rank does may change from then on."""
         self._next_s[rank] = min(self._next_s[rank], time_s)
 
     def run(self, clocks: Sequence[Clock]) -> None:
-        """All clocks to their ends, the one that is furthest behind first.
+        """Run all clocks to their ends, the one that is furthest behind first.
 
         Raises
         ------
         PerfModelError
             If ranks wait for each other for ever.
         """
-        going = dict(enumerate(clocks))
-        while going:
-            rank = min(going, key=lambda each: self._next_s[each])
+        running = dict(enumerate(clocks))
+        while running:
+            rank = min(running, key=lambda each: self._next_s[each])
             if self._next_s[rank] == math.inf:
-                stuck = ", ".join(map(str, going))
+                stuck = ", ".join(map(str, running))
                 raise PerfModelError(
                     f"a schedule must let all ranks come to their ends (ranks {stuck} wait for each other). Post sends "
                     "and receives in the same order on both sides."
                 )
             try:
-                self._next_s[rank] = next(going[rank])
+                self._next_s[rank] = next(running[rank])
             except StopIteration:
                 self._next_s[rank] = math.inf
-                del going[rank]
+                del running[rank]

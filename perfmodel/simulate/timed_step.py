@@ -17,27 +17,57 @@ LAUNCH, BLOCKING, MARK = 0, 1, 2  # entries: an operator, a collective on the co
 
 @dataclass(frozen=True)
 class SideWork:
-    """The operators of other streams than the compute stream. Columns by launch: position among the instructions,
-    device seconds, device launches; kind: index into the step's slowdowns, -1 for none.
+    """The operators of side streams, with a column for each launch.
+
+    Parameters
+    ----------
+    position : numpy.ndarray
+        Place among the program's instructions.
+    duration_s : numpy.ndarray
+        Device seconds alone.
+    kernels : numpy.ndarray
+        Device launches.
+    slowdown : numpy.ndarray
+        Index into the step's slowdowns; -1 for none.
     """
 
     position: np.ndarray
     duration_s: np.ndarray
     kernels: np.ndarray
-    kind: np.ndarray
+    slowdown: np.ndarray
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """The same for every step. Columns by entry of the compute stream, in the order in which they are issued.
+    """One step with its times, which are the same in every step.
 
-    position: among the instructions; a mark is issued ahead of the instruction it stands at. source: LAUNCH, BLOCKING
-    or MARK. duration_s: device seconds, 0 for marks. kernels: device launches, 0 for marks. host_s: host seconds of
-    every instruction. actions: positions of the other instructions that clocks or streams meet at. collective_s:
-    seconds of each of the program's collectives alone. contends: whether it is known how these slow operators.
-    slowdowns: by collective, if that is known, then by kind of side, then by collective while it waits for another
-    rank. side: what else is launched. waiting: index of the first of the last, None where waiting is as moving. ahead:
-    of each collective that is a message, the share it takes of the room for those whose receiver has not come.
+    Columns have one value for each entry of the compute stream, in the order in which entries are issued.
+
+    Parameters
+    ----------
+    position : numpy.ndarray
+        Place of each entry among the program's instructions; a mark is issued before the instruction it stands at.
+    source : numpy.ndarray
+        LAUNCH, BLOCKING or MARK.
+    duration_s, kernels : numpy.ndarray
+        Device seconds alone and device launches of each entry; 0 for marks.
+    host_s : numpy.ndarray
+        Host seconds of every instruction.
+    actions : tuple of int
+        Positions of the other instructions at which clocks or streams meet.
+    collective_s : numpy.ndarray
+        Seconds alone of each of the program's collectives.
+    slowdowns : tuple of Slowdown
+        One for each collective, if ``contends``; then those of side operators; then one for each collective while it
+        waits for another rank.
+    contends : bool
+        Whether it is known how collectives and operators slow each other.
+    side : SideWork
+        Operators of other streams.
+    first_waiting_slowdown : int or None
+        Index of the first slowdown of a collective that waits; None where waiting slows operators as moving does.
+    eager_share : numpy.ndarray
+        Of each collective that is a message: :func:`~perfmodel.cost.collectives.eager_share`.
     """
 
     position: np.ndarray
@@ -50,8 +80,8 @@ class TimedStep:
     slowdowns: tuple[Slowdown, ...]
     contends: bool
     side: SideWork
-    waiting: int | None
-    ahead: np.ndarray
+    first_waiting_slowdown: int | None
+    eager_share: np.ndarray
 
     @property
     def launched_kernels(self) -> int:
@@ -60,20 +90,20 @@ class TimedStep:
 
     @cached_property
     def queued(self) -> np.ndarray:
-        """Device launches by entry, those of other streams that are issued since the entry before among them."""
+        """Device launches by entry, including those of side streams that are issued since the entry before."""
         queued = self.kernels.copy()
         np.add.at(queued, self._after_side, self.side.kernels)
         return queued
 
     @cached_property
     def queued_until_side(self) -> np.ndarray:
-        """Device launches of the step until each of the other streams, itself included."""
+        """Device launches of the step up to each one of a side stream, which is included."""
         before = np.concatenate([[0], np.cumsum(self.kernels)])[self._after_side]
         return np.asarray(before + np.cumsum(self.side.kernels))
 
     @property
     def _after_side(self) -> np.ndarray:
-        """The entry issued after each launch of another stream; the step's end comes after all."""
+        """The entry that is issued after each launch of a side stream; the step's end comes after all."""
         return np.searchsorted(self.order, 2 * self.side.position + 1)
 
     @cached_property
@@ -103,7 +133,10 @@ class TimedStep:
 
 
 def launched_positions(program: Program, kernels: np.ndarray) -> np.ndarray:
-    """Where the launches stand among the instructions. kernels: by distinct operation, 0 where nothing is launched."""
+    """Return the positions of launches among the instructions.
+
+    kernels: device launches of each distinct operation, 0 where it launches nothing.
+    """
     columns = program.instructions
     positions = columns.launches
     return np.asarray(positions[kernels[columns.a[positions]] > 0])
@@ -116,23 +149,38 @@ def timed_step(
     host_s: np.ndarray,
     collective_s: np.ndarray | None = None,
     slowdowns: tuple[Slowdown, ...] = (),
-    beside_slowdowns: Mapping[int, Slowdown] | None = None,
+    side_slowdowns: Mapping[int, Slowdown] | None = None,
     waiting_slowdowns: tuple[Slowdown, ...] = (),
-    ahead: np.ndarray | None = None,
+    eager_share: np.ndarray | None = None,
 ) -> TimedStep:
-    """Columns of a step.
+    """Return the step with its columns in the order in which entries are issued.
 
-    duration_s: by launch, in order of :func:`launched_positions`. kernels: by distinct operation. host_s: by
-    instruction. collective_s: by collective of the program. slowdowns: by collective, their columns by launch; those of
-    launches on other streams are not used. beside_slowdowns: likewise, by distinct operation of other streams.
-    waiting_slowdowns: as slowdowns, of messages that wait for another rank; empty where that makes no difference.
-    ahead: by collective, see :func:`~perfmodel.cost.collectives.ahead_share`; by default, senders wait for receivers.
+    Parameters
+    ----------
+    program : Program
+        One rank's step.
+    duration_s : numpy.ndarray
+        Device seconds alone of each launch, in the order of :func:`launched_positions`.
+    kernels : numpy.ndarray
+        Device launches of each distinct operation.
+    host_s : numpy.ndarray
+        Host seconds of each instruction.
+    collective_s : numpy.ndarray, optional
+        Seconds alone of each collective of the program.
+    slowdowns : tuple of Slowdown
+        One for each collective, with columns by launch; those of launches on side streams are not used.
+    side_slowdowns : mapping of int to Slowdown, optional
+        Likewise by distinct operation of side streams.
+    waiting_slowdowns : tuple of Slowdown
+        As ``slowdowns``, while a message waits for another rank; empty where that makes no difference.
+    eager_share : numpy.ndarray, optional
+        :func:`~perfmodel.cost.collectives.eager_share` of each collective; by default, senders wait for receivers.
     """
     columns = program.instructions
     seconds = np.zeros(0) if collective_s is None else collective_s
     everywhere = launched_positions(program, kernels)
     on_compute = columns.stream[everywhere] == COMPUTE
-    launched, beside = everywhere[on_compute], everywhere[~on_compute]
+    launched, side = everywhere[on_compute], everywhere[~on_compute]
     is_collective = columns.kind == COLLECTIVE
     blocking = np.flatnonzero(is_collective & (columns.stream == COMPUTE))
     marks = np.append(run_starts(program), len(columns.kind))
@@ -141,11 +189,11 @@ def timed_step(
     order = np.argsort(2 * position + (source != MARK), kind="stable")
     lasts = np.concatenate([duration_s[on_compute], seconds[columns.a[blocking]], np.zeros(len(marks))])
     counts = np.concatenate([kernels[columns.a[launched]], np.ones(len(blocking)), np.zeros(len(marks))])
-    is_beside = is_collective & (columns.stream != COMPUTE)
-    meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective if is_beside.any() else is_beside)
-    meets[beside] = True
-    sharing = beside_slowdowns or {}
-    kinds = {number: len(slowdowns) + index for index, number in enumerate(sharing)}
+    is_side = is_collective & (columns.stream != COMPUTE)
+    meets = np.isin(columns.kind, (EventKind.SYNC, RECORD, WAIT)) | (is_collective if is_side.any() else is_side)
+    meets[side] = True
+    sharing = side_slowdowns or {}
+    slowdown_of = {number: len(slowdowns) + index for index, number in enumerate(sharing)}
     return TimedStep(
         position[order],
         source[order],
@@ -157,18 +205,18 @@ def timed_step(
         tuple(_by_entry(each, order, on_compute) for each in (*slowdowns, *sharing.values(), *waiting_slowdowns)),
         bool(slowdowns),
         SideWork(
-            beside,
+            side,
             duration_s[~on_compute],
-            kernels[columns.a[beside]],
-            np.array([kinds.get(number, -1) for number in columns.a[beside].tolist()], dtype=np.int64),
+            kernels[columns.a[side]],
+            np.array([slowdown_of.get(number, -1) for number in columns.a[side].tolist()], dtype=np.int64),
         ),
         len(slowdowns) + len(sharing) if waiting_slowdowns else None,
-        np.full(len(seconds), np.inf) if ahead is None else ahead,
+        np.full(len(seconds), np.inf) if eager_share is None else eager_share,
     )
 
 
 def _by_entry(slowdown: Slowdown, order: np.ndarray, on_compute: np.ndarray) -> Slowdown:
-    """Columns by entry from those by launch; what is no operator neither slows nor is slowed."""
+    """Return a slowdown with columns by entry, from columns by launch; entries that are no operators are not slowed."""
 
     def spread(column: np.ndarray, otherwise: float) -> np.ndarray:
         launched = column[on_compute]
@@ -184,5 +232,5 @@ def _by_entry(slowdown: Slowdown, order: np.ndarray, on_compute: np.ndarray) -> 
 
 
 def run_starts(program: Program) -> np.ndarray:
-    """Instruction position at which each run of the program begins."""
+    """Return the instruction position at which each run of the program begins."""
     return np.searchsorted(program.instructions.run, np.arange(len(program.runs)), side="left")

@@ -56,19 +56,19 @@ class NaiveDevice:
         first: dict[int, StreamTask] = {}
         for item in self._items:
             if item.start_s < 0:
-                first.setdefault(item.lane, item)
+                first.setdefault(item.stream, item)
         return list(first.values())
 
     def _waits_for_others(self, item: StreamTask) -> bool:
-        return item.after_entry >= self._entry or not all(each.is_done for each in item.after_items)
+        return item.after_entry >= self._entry or not all(each.is_done for each in item.after_tasks)
 
     def _end_items(self) -> bool:
         over = [item for item in self._running() if item.left_s <= MOMENT_S]
         for item in over:
             item.end_s = self._time_s
             is_well_on = self._begun_s is not None and self._time_s - self._begun_s >= MOMENT_S
-            if item.kind >= 0 and item.duration_s > 0 and is_well_on:
-                self._keep_pace(self._slowdowns[item.kind])
+            if item.slowdown >= 0 and item.duration_s > 0 and is_well_on:
+                self._keep_pace(self._slowdowns[item.slowdown])
         return bool(over)
 
     def _keep_pace(self, slowdown: Slowdown) -> None:
@@ -86,8 +86,8 @@ class NaiveDevice:
         return True
 
     def _start_items(self) -> bool:
-        busy = {item.lane for item in self._running()}
-        free = [item for item in self._heads() if item.lane not in busy and not self._waits_for_others(item)]
+        busy = {item.stream for item in self._running()}
+        free = [item for item in self._heads() if item.stream not in busy and not self._waits_for_others(item)]
         started = [item for item in free if self._has_arrived(item) and not self._holds(item)]
         for item in started:
             item.start_s, item.left_s = self._time_s, item.duration_s
@@ -98,10 +98,10 @@ class NaiveDevice:
 
     def _holds(self, item: StreamTask) -> bool:
         """The entry that is on holds an item back once, until its tail."""
-        if item.kind < 0 or item.has_waited or self._begun_s is None:
+        if item.slowdown < 0 or item.has_waited or self._begun_s is None:
             return False
         item.has_waited = True
-        item.ready_s = self._time_s + max(self._left_s - self._slowdowns[item.kind].tail_s[self._entry], 0.0)
+        item.ready_s = self._time_s + max(self._left_s - self._slowdowns[item.slowdown].tail_s[self._entry], 0.0)
         return not self._has_arrived(item)
 
     def _begin_entry(self) -> bool:
@@ -117,7 +117,7 @@ class NaiveDevice:
     def _pace(self) -> float:
         """Seconds that a second of the entry that is on takes."""
         entry = self._entries[self._entry]
-        kinds = [item.kind for item in self._running() if item.kind >= 0]
+        kinds = [item.slowdown for item in self._running() if item.slowdown >= 0]
         factor = math.prod(float(self._slowdowns[kind].compute_factor[self._entry]) for kind in kinds)
         waiting = sum(self._has_arrived(item) and self._waits_for_others(item) for item in self._heads())
         gap = self._launch.gap_beside_s(waiting) * entry.kernels / entry.duration_s
@@ -125,8 +125,8 @@ class NaiveDevice:
 
     def _rate(self, item: StreamTask) -> float:
         """Seconds of the item that a second completes."""
-        is_slowed = self._begun_s is not None and item.kind >= 0
-        return 1 / float(self._slowdowns[item.kind].communication_factor[self._entry]) if is_slowed else 1.0
+        is_slowed = self._begun_s is not None and item.slowdown >= 0
+        return 1 / float(self._slowdowns[item.slowdown].communication_factor[self._entry]) if is_slowed else 1.0
 
     def _go_on(self) -> None:
         """To the next event, at the rates of now."""

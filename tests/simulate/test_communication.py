@@ -12,7 +12,7 @@ from perfmodel.hardware.profile import Launch
 from perfmodel.program.program import COLLECTIVE, COMPUTE, WAIT, Insertion, Instruction, Program
 from perfmodel.simulate.device_clock import DeviceClock
 from perfmodel.simulate.one_clock import simulate_one_clock
-from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.rendezvous import run_alone
 from perfmodel.simulate.tasks import StreamTask
 from tests.builders import ops, program_of
 
@@ -120,7 +120,7 @@ def test_no_pace_is_kept_of_a_kernel_that_ended_with_the_collective(kernel_s, fa
     device.reserve(3)
     device.issue(np.full(3, begins_s), np.full(3, kernel_s))
     device.add(StreamTask(1, kernel_s * factors[0] / factors[1], 0, begins_s))
-    alone(device.run_all())
+    run_alone(device.run_all())
     assert device.end_s[2] == pytest.approx(begins_s + kernel_s * (factors[0] + 2), abs=1e-6 * kernel_s + 1e-12)
 
 

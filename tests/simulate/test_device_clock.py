@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device_clock import DeviceClock
-from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.rendezvous import run_alone
 from perfmodel.simulate.tasks import StreamTask
 
 from .naive_device import Entry, NaiveDevice
@@ -67,13 +67,13 @@ def _items(random: Random, count: int, entries: int) -> list[StreamTask]:
     for _ in range(count):
         ready_s += _or_zero(random, 0.6, 5.0)
         item = StreamTask(random.randint(1, LANES), _or_zero(random, 0.9, 8.0), random.randrange(KINDS), ready_s)
-        is_first = all(each.lane != item.lane for each in made)
-        others = [each for each in made if each.lane != item.lane and (is_first or each.kind >= 0)]
+        is_first = all(each.stream != item.stream for each in made)
+        others = [each for each in made if each.stream != item.stream and (is_first or each.slowdown >= 0)]
         if is_first and random.random() < 0.3:
-            item.kind = -1
+            item.slowdown = -1
         else:
             item.after_entry = random.choice([-1, random.randrange(entries)])
-            item.after_items = tuple(random.sample(others, min(len(others), random.choice([0, 0, 1, 2]))))
+            item.after_tasks = tuple(random.sample(others, min(len(others), random.choice([0, 0, 1, 2]))))
         made.append(item)
     return made
 
@@ -106,7 +106,7 @@ def _with_waits(random: Random, entries: list[Entry], items: list[StreamTask]) -
 
 
 def _follows(item: StreamTask, other: StreamTask) -> bool:
-    return item.lane == other.lane or any(each is other for each in item.after_items)
+    return item.stream == other.stream or any(each is other for each in item.after_tasks)
 
 
 def _naive(case: Case) -> tuple[list[float], list[StreamTask]]:
@@ -127,7 +127,7 @@ def _in_passes(case: Case) -> tuple[list[float], list[StreamTask]]:
         device.issue(np.array([entry.ready_s]), np.array([entry.duration_s]))
     for item in items:
         device.add(item)
-    alone(device.run_all())
+    run_alone(device.run_all())
     return device.end_s.tolist(), items
 
 

@@ -16,7 +16,7 @@ import pytest
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch, find_profile, load_profile
 from perfmodel.simulate.device_clock import DeviceClock
-from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.rendezvous import run_alone
 from perfmodel.simulate.tasks import StreamTask
 from tests.places import TESTS
 
@@ -114,5 +114,5 @@ def lasts(by_itself: float, factor: float, gather: float, wave: float) -> float:
     device.reserve(1)
     device.issue(np.zeros(1), np.array([by_itself]))
     device.add(StreamTask(1, gather, 0, 0.0))
-    alone(device.run_all())
+    run_alone(device.run_all())
     return float(device.end_s[0])

@@ -64,7 +64,9 @@ def run(
         )
         host_s = np.full(len(program.instructions.kind), HOST_S)
         seconds, ahead = np.array(message_s), np.full(len(message_s), share)
-        works.append(timed_step(program, np.array(device_s)[operation], launched, host_s, seconds, beside, ahead=ahead))
+        works.append(
+            timed_step(program, np.array(device_s)[operation], launched, host_s, seconds, beside, eager_share=ahead)
+        )
     return simulate_together([program for program, *_ in ranks], works, launch)
 
 

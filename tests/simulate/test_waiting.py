@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.contention import Slowdown
 from perfmodel.hardware.profile import Launch
 from perfmodel.simulate.device_clock import DeviceClock
-from perfmodel.simulate.rendezvous import alone
+from perfmodel.simulate.rendezvous import run_alone
 from perfmodel.simulate.tasks import StreamTask
 from perfmodel.simulate.timed_step import timed_step
 from tests.builders import ops, program_of
@@ -33,7 +33,7 @@ def ends(
     device.issue(np.zeros(count), np.array(duration_s))
     for each in items:
         device.add(each)
-    alone(device.run_all())
+    run_alone(device.run_all())
     return device.end_s.tolist()
 
 
@@ -82,7 +82,7 @@ def test_a_gap_comes_on_top_of_a_pace_that_is_kept() -> None:
     device.issue(np.zeros(2), np.array([10.0, 10.0]))
     for each in (item(1, duration_s=3.2), item(2, after_entry=0)):
         device.add(each)
-    alone(device.run_all())
+    run_alone(device.run_all())
     assert device.end_s.tolist() == [near(10.0 * (1.5 + 0.1)), near(26.0)]
 
 
@@ -111,7 +111,7 @@ def test_a_gap_and_the_pauses_beside_a_collective_do_not_add_up(pause_s: float, 
     device.issue(np.zeros(1), np.array([10.0]))
     device.add(StreamTask(1, 100.0, 0, 0.0))
     device.add(item(2, after_entry=0))
-    alone(device.run_all())
+    run_alone(device.run_all())
     assert device.end_s.tolist() == [near(ended_s)]
 
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.cost.collectives import ahead_room
+from perfmodel.cost.collectives import eager_buffer
 from perfmodel.cost.piecewise import curve_points, leave_one_out
 from perfmodel.hardware.interconnect import CollectiveSegment, Coupling, Interconnect, Role
 from perfmodel.units import GB, US, format_bytes, format_share
@@ -48,7 +48,7 @@ def _factors(couplings: Mapping[str, Coupling]) -> str:
 
 
 def _ahead(interconnect: Interconnect) -> str:
-    messages, most_bytes = ahead_room(interconnect)
+    messages, most_bytes = eager_buffer(interconnect)
     return f"{messages} messages, {format_bytes(most_bytes)}" if messages else "no message"
 
 

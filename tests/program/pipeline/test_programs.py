@@ -119,7 +119,7 @@ def ends(made: tuple[Program, ...], lasts: dict[str, float]) -> list[list[tuple[
                 np.zeros(len(program.collectives)),
             )
         )
-    together = engine._Together(made, works, Launch(latency_s=0.0, queue_depth=1000), 1)
+    together = engine._RankGroup(made, works, Launch(latency_s=0.0, queue_depth=1000), 1)
     together.run(wait=True)
     names = {phase: kind for kind, phase in programs.PHASES.items()}
     found = []
