@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import subprocess
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
+from calibrate.this_machine import nvml
 from calibrate.this_machine.facts import machine_facts
 
-GPU_FIELDS = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-)
+UNKNOWN = "[N/A]"  # as nvidia-smi prints what the driver does not give
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Names and versions of hardware and libraries, the environment variables that matter, and when this was."""
+    """Return hardware, library versions, the environment variables that matter, and when this was."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return machine_facts(device.type) | {"threads": torch.get_num_threads(), "measured_at": now}
 
 
-class GpuReading:
-    """``nvidia-smi`` asked for driver, clocks and power while the device works; it answers in its own time."""
+def gpu_readings(managed: nvml.Nvml | None) -> dict[str, str]:
+    """Return driver, clocks (MHz), power (W) and temperature (degrees Celsius), to be read while the device is warm.
 
-    def __init__(self, device: torch.device) -> None:
-        command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
-        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        command += ["-i", f"GPU-{uuid}"] if uuid is not None else []
-        try:
-            self.process: subprocess.Popen[str] | None = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        except OSError:
-            self.process = None
+    Names and formats are those of ``nvidia-smi --query-gpu``, which measurements have always kept. Empty without a
+    device.
+    """
+    if managed is None:
+        return {}
+    return {
+        "driver_version": managed.driver() or UNKNOWN,
+        "clocks.sm": _printed(managed.clock_hz(), 1e-6),
+        "clocks.mem": _printed(managed.memory_clock_hz(), 1e-6),
+        "clocks.max.sm": _printed(managed.most_clock_hz(), 1e-6),
+        "power.draw": _printed(managed.draw_w(), digits=2),
+        "power.limit": _printed(managed.set_power_limit_w(), digits=2),
+        "temperature.gpu": _printed(managed.temperature_c()),
+    }
 
-    def values(self) -> dict[str, str]:
-        """By ``nvidia-smi`` field (MHz, W, degrees Celsius); empty where the command is not there."""
-        if self.process is None:
-            return {}
-        try:
-            output, _ = self.process.communicate(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
-            return {}
-        if self.process.returncode != 0:
-            return {}
-        return dict(zip(GPU_FIELDS, map(str.strip, output.splitlines()[0].split(",")), strict=False))
+
+def _printed(value: float | None, unit: float = 1.0, digits: int = 0) -> str:
+    return UNKNOWN if value is None else f"{value * unit:.{digits}f}"

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from calibrate.host.reference import HostReference
+from calibrate.this_machine import nvml
 from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, Alone, Ranks, join, of_rank_path, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.files.writing import write_atomically
@@ -33,7 +34,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.units import format_bytes
 from validate.cases import resolved_scenario
 from validate.clocks import Clock, CudaClock, HostClock, steps_of
-from validate.machine import GpuReading, machine
+from validate.machine import gpu_readings, machine
 from validate.overlap import TRACED_STEPS
 from validate.recording import AllocatorHistory, record_trace
 from validate.strategies.data_parallel import Ddp
@@ -138,11 +139,10 @@ def _measure(
     history = AllocatorHistory() if request.history and device.type == "cuda" else None
     step = _build(request, scenario, device, history, ranks)
     memory = _first_steps(step, history, request.history)
-    reading = GpuReading(device) if device.type == "cuda" and ranks.rank == 0 else None
     step_s, warmup_steps = _warm_up(step, effort, ranks)
+    readings = gpu_readings(nvml.current_device()) if device.type == "cuda" and ranks.rank == 0 else {}
     if ranks.size > 1:
         memory += _memory_of_one(step)
-    readings = reading.values() if reading is not None else {}
     scale = _scale(step)
     used_bytes, device_bytes = _device_memory(device)
     reference = HostReference(device.type)

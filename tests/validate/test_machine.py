@@ -1,12 +1,11 @@
-"""Provenance: what is named, which variables are kept, and what nvidia-smi's answer becomes."""
-
-import subprocess
-from types import SimpleNamespace
+"""Provenance: what is named, which variables are kept, and what the management library's readings become."""
 
 import torch
 
+from calibrate.this_machine.nvml import Nvml
+from tests.calibrate.this_machine.fake_nvml import FakeNvml
 from validate import machine
-from validate.machine import GPU_FIELDS, GpuReading
+from validate.machine import gpu_readings
 
 
 def test_a_cpu_names_libraries_and_only_the_variables_that_matter(monkeypatch):
@@ -19,30 +18,17 @@ def test_a_cpu_names_libraries_and_only_the_variables_that_matter(monkeypatch):
     assert not {"gpu", "cuda", "nccl"} & set(found)
 
 
-def read(monkeypatch, start):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
-    monkeypatch.setattr(machine.subprocess, "Popen", start)
-    return GpuReading(torch.device("cuda")).values()
+def test_readings_are_named_and_printed_as_nvidia_smi_does():
+    assert gpu_readings(Nvml(FakeNvml("nvmlDeviceGetTemperature"), object())) == {
+        "driver_version": "580.1",
+        "clocks.sm": "1980",
+        "clocks.mem": "3201",
+        "clocks.max.sm": "2010",
+        "power.draw": "650.50",
+        "power.limit": "700.00",
+        "temperature.gpu": "[N/A]",
+    }
 
 
-def test_readings_are_named_by_their_fields(monkeypatch):
-    values = ["580.1", "1980", "3201", "1980", "650.5", "700.00", "45"]
-    popen = subprocess.Popen
-    asked = []
-
-    def start(command, **options):
-        asked.append(command)
-        return popen(["echo", ", ".join(values)], **options)
-
-    assert read(monkeypatch, start) == dict(zip(GPU_FIELDS, values, strict=True))
-    assert asked[0][-2:] == ["-i", "GPU-1-2"]
-
-
-def test_without_an_answer_there_are_no_readings(monkeypatch):
-    popen = subprocess.Popen
-
-    def missing(command, **options):
-        raise FileNotFoundError
-
-    assert read(monkeypatch, missing) == {}
-    assert read(monkeypatch, lambda command, **options: popen(["false"], **options)) == {}
+def test_without_a_device_there_are_no_readings():
+    assert gpu_readings(None) == {}

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import pytest
 
 from calibrate.this_machine import facts as machine
-from calibrate.this_machine.nvml import Nvml
 from perfmodel.hardware.datasheets import DATASHEETS, find_datasheet
 
 
@@ -59,40 +57,6 @@ def test_datasheet_rates_are_ordered() -> None:
     for _, sheet in DATASHEETS:
         rates = sheet.peak_flops_per_s
         assert rates["fp32"] <= rates.get("tf32", rates["fp32"]) <= rates.get("bf16", rates["fp16"]) <= rates["fp16"]
-
-
-class FakeLibrary:
-    """Answers in milliwatts, millijoules and megahertz, as the management library does; some readings it refuses."""
-
-    def nvmlDeviceGetPowerUsage(self, handle: object, value: object) -> int:  # noqa: N802
-        return _put(value, 650_000)
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object, value: object) -> int:  # noqa: N802
-        return _put(value, 5_000_000_000)
-
-    def nvmlDeviceGetClockInfo(self, handle: object, kind: object, value: object) -> int:  # noqa: N802
-        return _put(value, 1980)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: object, value: object) -> int:  # noqa: N802
-        return 3
-
-    def nvmlSystemGetDriverVersion(self, text: ctypes.Array[ctypes.c_char], length: object) -> int:  # noqa: N802
-        text.value = b"580.1"
-        return 0
-
-
-def _put(value: object, number: int) -> int:
-    value._obj.value = number  # type: ignore[attr-defined]
-    return 0
-
-
-def test_readings_are_in_si_units() -> None:
-    device = Nvml(FakeLibrary(), ctypes.c_void_p())
-    assert device.draw_w() == 650.0
-    assert device.energy_j() == 5e6
-    assert device.clock_hz() == 1.98e9
-    assert device.power_limit_w() is None
-    assert device.driver() == "580.1"
 
 
 def test_a_cpu_without_a_model_name(monkeypatch: pytest.MonkeyPatch) -> None:
