@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.fit.corrections import fit_correction, to_parameters
 from perfmodel.cost.kernels.features import FORMS, features_of
 from perfmodel.cost.kernels.forms import Array, Calls, Form, form_time_s, parameter_key
-from perfmodel.cost.kernels.kriging import Correction, fit_correction, no_correction, places_of, to_parameters
+from perfmodel.cost.kernels.kriging import Correction, no_correction, places_of
 from perfmodel.hardware.profile import CurveRecord, Device, KernelRecord
 from perfmodel.trace.operation import Operation
 
@@ -205,14 +206,21 @@ class _Problem:
         return [self.starts, *(self.starts + draw.normal(0, self.priors / 2) for _ in range(BEGINNINGS - 1))]
 
     def deviations(self, jacobian: Array, cost: float) -> Array:
-        """Standard error of each parameter's logarithm."""
+        """Return the standard error of each parameter's logarithm, sqrt(A C A^T)_ii.
+
+        C = s^2 (J^T J)^-1 is the covariance of the logarithms that were fitted; J has full rank, since every parameter
+        is pulled to its start. A adds a label's deviation to the general logarithm.
+        """
+        from scipy.linalg import cholesky, solve_triangular
+
         freedom = max(len(self.time_s) - len(self.keys), 1)
-        covariance = np.linalg.pinv(jacobian.T @ jacobian) * max(2 * cost / freedom, 1e-12)
-        absolute = np.eye(len(self.keys))  # a label's logarithm is the general one plus its deviation
+        absolute = np.eye(len(self.keys))
         for i, place in enumerate(self.general):
             if place >= 0:
                 absolute[i, place] = 1.0
-        return np.asarray(np.sqrt(np.diag(absolute @ covariance @ absolute.T)))
+        factor = cholesky(jacobian.T @ jacobian, lower=True)
+        variances = np.square(solve_triangular(factor, absolute.T, lower=True)).sum(axis=0)
+        return np.asarray(np.sqrt(variances * max(2 * cost / freedom, 1e-12)))
 
 
 def _leftover_correction(

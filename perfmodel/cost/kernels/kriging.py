@@ -15,9 +15,6 @@ import numpy as np
 
 from perfmodel.cost.kernels.forms import Array, Calls, Form
 
-LENGTHS = (0.7, 1.5, 3.0, 6.0)  # octaves over which leftovers stay alike
-SHARINGS = (0.3, 0.8)  # how much calls of another label tell
-NOISES = (0.003, 0.03, 0.3)  # variance of what cannot be interpolated, over that of what can
 _KEY = re.compile(r"point (\d+) (.+)")
 
 
@@ -58,50 +55,13 @@ def kernel(
     return np.asarray((1 + distance) * np.exp(-distance) * sharing**differing)
 
 
-def fit_correction(places: Array, labels: list[list[str]], leftovers: Array) -> tuple[Correction, Array]:
-    """The correction with the constants that predict each call best from the others, and those predictions' log errors.
-
-    Leave-one-out errors in closed form: e_i = (K^-1 y)_i / (K^-1)_ii.
-    """
-    best: tuple[float, Correction, Array] | None = None
-    for length in LENGTHS:
-        for sharing in SHARINGS:
-            covariance = kernel(places, places, labels, labels, length, sharing)
-            for noise in NOISES:
-                inverse = np.linalg.inv(covariance + noise * np.eye(len(places)))
-                weights = inverse @ leftovers
-                errors = weights / np.diag(inverse)
-                score = float(np.mean(np.abs(errors)))
-                if best is None or score < best[0]:
-                    best = score, Correction(places, labels, weights, length, sharing), errors
-    assert best is not None
-    if best[0] >= float(np.mean(np.abs(leftovers))):
-        return no_correction(places.shape[1]), leftovers
-    return best[1], best[2]
-
-
 def no_correction(coordinates: int = 0) -> Correction:
     """One that changes nothing."""
     return Correction(np.zeros((0, coordinates)), [], np.zeros(0), 1.0, 1.0)
 
 
-def to_parameters(correction: Correction, form: Form) -> dict[str, float]:
-    """As flat parameters of a profile: ``point 3 m``, and ``point 3 weight [TN, mm]`` with the labels."""
-    if len(correction.weights) == 0:
-        return {}
-    found = {"correction length": correction.length, "correction sharing": correction.sharing}
-    for i, (place, labels, weight) in enumerate(
-        zip(correction.places, correction.labels, correction.weights, strict=True)
-    ):
-        found |= {
-            f"point {i} {name}": round(float(value), 4) for name, value in zip(form.coordinates, place, strict=True)
-        }
-        found[f"point {i} weight [{', '.join(labels)}]"] = float(f"{weight:.5g}")
-    return found
-
-
 def from_parameters(parameters: Mapping[str, float], form: Form) -> Correction:
-    """The inverse of :func:`to_parameters`."""
+    """Read a correction from flat parameters, ``point 3 m`` and, with the labels, ``point 3 weight [TN, mm]``."""
     points: dict[int, dict[str, float]] = {}
     labels: dict[int, list[str]] = {}
     for key, value in parameters.items():

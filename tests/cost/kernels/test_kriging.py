@@ -1,55 +1,36 @@
+"""What a fitted correction adds: all of a call's own weight, less of another label's, and nothing far away."""
+
 import numpy as np
 import pytest
 
 from perfmodel.cost.kernels.features import FORMS
-from perfmodel.cost.kernels.kriging import fit_correction, from_parameters, no_correction, to_parameters
+from perfmodel.cost.kernels.kriging import Correction, from_parameters, no_correction
 
 FORM = FORMS["rows"]
-PLACES = np.array([[float(rows), float(length)] for rows in range(6, 14) for length in range(6, 12)])
-LABELS = [["4"]] * len(PLACES)
-BUMP = 0.2 * np.sin(PLACES[:, 0] / 2) * np.cos(PLACES[:, 1] / 3)
+ONE = Correction(np.array([[8.0, 10.0]]), [["4"]], np.array([0.5]), length=1.5, sharing=0.3)
+PARAMETERS = {
+    "correction length": 1.5,
+    "correction sharing": 0.3,
+    **dict(zip((f"point 0 {name}" for name in FORM.coordinates), (8.0, 10.0), strict=True)),
+    "point 0 weight [4]": 0.5,
+}
 
 
-def test_a_smooth_leftover_is_interpolated():
-    correction, errors = fit_correction(PLACES, LABELS, BUMP)
-    assert np.max(np.abs(errors)) < 0.05
-    between = np.array([[9.5, 8.5]])
-    truth = 0.2 * np.sin(9.5 / 2) * np.cos(8.5 / 3)
-    assert correction.log_factor(between, [["4"]])[0] == pytest.approx(truth, abs=0.01)
+@pytest.mark.parametrize(
+    ("place", "label", "expected"),
+    [((8.0, 10.0), "4", 0.5), ((8.0, 10.0), "2", 0.15), ((80.0, 80.0), "4", 0.0)],
+)
+def test_the_correction_fades_with_distance_and_other_labels(place, label, expected):
+    for correction in (ONE, from_parameters(PARAMETERS | {"rate": 7.0}, FORM)):
+        assert correction.log_factor(np.array([place]), [[label]])[0] == pytest.approx(expected, abs=1e-9)
 
 
-def test_far_away_nothing_is_corrected():
-    correction, _ = fit_correction(PLACES, LABELS, BUMP)
-    assert abs(correction.log_factor(np.array([[80.0, 80.0]]), [["4"]])[0]) < 1e-6
+def test_an_octave_away_it_is_the_matern_kernel():
+    r = np.sqrt(3) / 1.5
+    assert ONE.log_factor(np.array([[9.0, 10.0]]), [["4"]])[0] == pytest.approx(0.5 * (1 + r) * np.exp(-r))
 
 
-def test_another_label_is_told_less():
-    correction, _ = fit_correction(PLACES, LABELS, BUMP)
-    here = np.array([[8.0, 8.0]])
-    same, other = (correction.log_factor(here, [[label]])[0] for label in ("4", "2"))
-    assert other == pytest.approx(correction.sharing * same)
-
-
-def test_noise_is_not_interpolated():
-    noise = np.random.default_rng(1).normal(0, 0.1, len(PLACES))
-    _, errors = fit_correction(PLACES, LABELS, noise)
-    assert np.mean(np.abs(errors)) <= np.mean(np.abs(noise)) * (1 + 1e-9)
-
-
-def test_leave_one_out_errors_are_those_of_leaving_one_out():
-    correction, errors = fit_correction(PLACES, LABELS, BUMP)
-    for i in (0, 17):
-        rest = np.arange(len(PLACES)) != i
-        again, _ = fit_correction(PLACES[rest], LABELS[1:], BUMP[rest])
-        if (again.length, again.sharing) == (correction.length, correction.sharing):
-            predicted = again.log_factor(PLACES[[i]], [["4"]])[0]
-            assert BUMP[i] - predicted == pytest.approx(errors[i], abs=0.02)
-
-
-def test_parameters_round_trip():
-    correction, _ = fit_correction(PLACES, LABELS, BUMP)
-    again = from_parameters(to_parameters(correction, FORM), FORM)
-    here = PLACES[:5] + 0.3
-    assert again.log_factor(here, LABELS[:5]) == pytest.approx(correction.log_factor(here, LABELS[:5]), abs=1e-3)
-    assert from_parameters({}, FORM).log_factor(here, LABELS[:5]).tolist() == [0.0] * 5
-    assert to_parameters(no_correction(2), FORM) == {}
+def test_without_points_nothing_is_corrected():
+    here = np.array([[8.0, 10.0]])
+    assert from_parameters({"rate": 7.0}, FORM).log_factor(here, [["4"]]).tolist() == [0.0]
+    assert no_correction(2).log_factor(here, [["4"]]).tolist() == [0.0]
