@@ -96,11 +96,11 @@ class MessageStage:
         for _ in range(self._passes - 1):
             self._sweep()
         if self._bench is not None and self._device == "cuda":
-            from calibrate.interconnect.eager_sends import messages_ahead
+            from calibrate.interconnect.eager_sends import EagerSends
             from calibrate.interconnect.p2p_contention import MessageContention
 
-            self._found.messages_ahead.update(messages_ahead(self._bench.group))
-            self._found.contention.update(MessageContention(self._bench.group).message_records(PAIRS_S))
+            self._found.messages_ahead.update(EagerSends.on_gpus(self._bench.group).by_size())
+            self._found.contention.update(MessageContention.on_gpus(self._bench.group).message_records(PAIRS_S))
         if self._passes > 1:
             self._sweep(only_disputed=True)
         self._ranks.together()

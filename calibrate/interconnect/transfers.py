@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from calibrate.kernels.bench import failure
-from calibrate.timing.cuda_stopwatch import LONGEST_HOLD_S, SLACK_S, CudaStream
+from calibrate.timing.cuda_stopwatch import LONGEST_HOLD_S, SLACK_S, CudaStream, Stream
 from calibrate.timing.samples import Limits, calls_per_sample, is_enough, relative_spread
 from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.units import GIB, KIB
@@ -68,32 +69,65 @@ def _record(run: Run, clock: Callable[[], float]) -> TransferRecord:
     return TransferRecord(time_s=middle_s, spread=relative_spread(values_s), samples=len(values_s))
 
 
-class TransferBench:
-    """The copies of the current GPU; ``most_bytes`` of pinned, pageable and device memory are taken once for all.
+class Buffers(NamedTuple):
+    """Memory that is copied: two buffers of the device, two pinned and a pageable one of the host, and a peer's."""
 
-    peer: number of the GPU that copies between devices go to; None leaves them out.
-    """
+    device: torch.Tensor
+    device_other: torch.Tensor
+    pinned: torch.Tensor
+    pinned_back: torch.Tensor
+    pageable: torch.Tensor
+    peer: torch.Tensor | None
 
-    def __init__(self, most_bytes: int = GIB, peer: int | None = None) -> None:
+    @classmethod
+    def on_gpu(cls, most_bytes: int, peer: int | None) -> Buffers:
+        """Take so many bytes of each; of the peer of that number, if there is one."""
+
+        def zeros(**where: Any) -> torch.Tensor:
+            return torch.zeros(most_bytes, dtype=torch.uint8, **where)
+
         device = torch.device("cuda", torch.cuda.current_device())
-        self._stream, self._side = CudaStream(), torch.cuda.Stream()
-        self._device, self._other = (torch.zeros(most_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-        self._pinned, self._back = (torch.zeros(most_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2))
-        self._pageable = torch.zeros(most_bytes, dtype=torch.uint8)
-        self._peer = None if peer is None else torch.zeros(most_bytes, dtype=torch.uint8, device=f"cuda:{peer}")
+        return cls(
+            zeros(device=device),
+            zeros(device=device),
+            zeros(pin_memory=True),
+            zeros(pin_memory=True),
+            zeros(),
+            None if peer is None else zeros(device=f"cuda:{peer}"),
+        )
+
+
+class TransferBench:
+    """The copies of one GPU, on a stream that can be held."""
+
+    def __init__(self, buffers: Buffers, stream: Stream, side: Any = None) -> None:
+        self._buffers, self._stream, self._side = buffers, stream, side
+
+    @classmethod
+    def on_gpu(cls, most_bytes: int = GIB, peer: int | None = None) -> TransferBench:
+        """Return the bench of the current GPU.
+
+        Parameters
+        ----------
+        most_bytes : int
+            Size of the largest copy; so much memory of every kind is taken once for all.
+        peer : int, optional
+            Number of the GPU that copies between devices go to; None leaves them out.
+        """
+        return cls(Buffers.on_gpu(most_bytes, peer), CudaStream(), torch.cuda.Stream())
 
     def kinds(self) -> dict[str, Prepare]:
-        """What :func:`transfer_records` measures."""
+        """Return what :func:`transfer_records` measures."""
+        device, _, pinned, _, pageable, peer = self._buffers
         found: dict[str, Prepare] = {
-            "h2d pinned": lambda size: self._queued(self._device[:size], self._pinned[:size]),
-            "d2h pinned": lambda size: self._queued(self._pinned[:size], self._device[:size]),
+            "h2d pinned": lambda size: self._queued(device[:size], pinned[:size]),
+            "d2h pinned": lambda size: self._queued(pinned[:size], device[:size]),
             "both pinned": self._both,
-            "h2d pageable": lambda size: _by_host(self._device[:size], self._pageable[:size]),
-            "d2h pageable": lambda size: _by_host(self._pageable[:size], self._device[:size]),
+            "h2d pageable": lambda size: _by_host(device[:size], pageable[:size]),
+            "d2h pageable": lambda size: _by_host(pageable[:size], device[:size]),
         }
-        if self._peer is not None:
-            peer = self._peer
-            found["p2p"] = lambda size: self._queued(peer[:size], self._device[:size])
+        if peer is not None:
+            found["p2p"] = lambda size: self._queued(peer[:size], device[:size])
         return found
 
     def _queued(self, into: torch.Tensor, source: torch.Tensor) -> Run:
@@ -104,15 +138,15 @@ class TransferBench:
         return lambda calls: self._held(copies, calls)
 
     def _both(self, size: int) -> Run:
-        """In from one buffer and out to another, on two streams that begin together."""
+        """Prepare copies in from one buffer and out to another, on two streams that begin together."""
         main = torch.cuda.current_stream()
 
         def copies(calls: int) -> None:
             self._side.wait_stream(main)
             for _ in range(calls):
-                self._device[:size].copy_(self._pinned[:size], non_blocking=True)
+                self._buffers.device[:size].copy_(self._buffers.pinned[:size], non_blocking=True)
                 with torch.cuda.stream(self._side):
-                    self._back[:size].copy_(self._other[:size], non_blocking=True)
+                    self._buffers.pinned_back[:size].copy_(self._buffers.device_other[:size], non_blocking=True)
             main.wait_stream(self._side)
 
         return lambda calls: self._held(copies, calls)

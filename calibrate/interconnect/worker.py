@@ -175,7 +175,7 @@ class Worker:
 
         from calibrate.interconnect.contention import ContentionBench
 
-        records = ContentionBench(dist.group.WORLD).records(lambda what: None)
+        records = ContentionBench.on_gpus(dist.group.WORLD).records(lambda what: None)
         self.found.contention |= {key: record.model_dump() for key, record in records.items()}
 
     def _own_contention(self) -> None:
@@ -196,10 +196,10 @@ class Worker:
         began_s = time.perf_counter()
         if beside:
             share_s = budget_s * len(beside) / len(wanted)
-            self._keep_own(ContentionBench(dist.group.WORLD).own_records(beside, share_s, self._note))
+            self._keep_own(ContentionBench.on_gpus(dist.group.WORLD).own_records(beside, share_s, self._note))
         if waiting and (pair := self._benches.get(2)) is not None:
             left_s = budget_s - (time.perf_counter() - began_s)
-            self._keep_own(MessageContention(pair.group).own_waiting(waiting, left_s, self._note))
+            self._keep_own(MessageContention.on_gpus(pair.group).own_waiting(waiting, left_s, self._note))
         self.ranks.together()
 
     def _keep_own(self, records: Mapping[str, Mapping[str, ContentionRecord]]) -> None:
@@ -218,7 +218,7 @@ class Worker:
         from calibrate.interconnect.transfers import TransferBench, transfer_records, transfer_sizes
 
         if self.ranks.rank == 0:
-            bench = TransferBench(peer=1 if torch.cuda.device_count() > 1 else None)
+            bench = TransferBench.on_gpu(peer=1 if torch.cuda.device_count() > 1 else None)
             records = transfer_records(bench.kinds(), transfer_sizes(), TRANSFERS_S)
             self.found.transfers = dict(records)
         self.ranks.together()

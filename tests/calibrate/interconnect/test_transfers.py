@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from calibrate.interconnect.transfers import LIMITS, TransferBench, transfer_records, transfer_sizes
+from calibrate.interconnect.transfers import LIMITS, Buffers, TransferBench, transfer_records, transfer_sizes
 from perfmodel.hardware.interconnect import TransferRecord, transfer_key
 from perfmodel.units import GIB, KIB, MIB
 
@@ -83,16 +83,13 @@ class Device:
 
 def test_copies_are_queued_while_the_device_is_held():
     device = Device(late=2)
-    bench = object.__new__(TransferBench)
-    bench._stream = device
-    bench._device, bench._pinned, bench._back, bench._pageable = (torch.zeros(8, dtype=torch.uint8) for _ in range(4))
-    bench._pinned[:4] = 7
-    bench._peer = torch.zeros(8, dtype=torch.uint8)
-    kinds = bench.kinds()
+    buffers = Buffers(*(torch.zeros(8, dtype=torch.uint8) for _ in range(6)))
+    buffers.pinned[:4] = 7
+    kinds = TransferBench(buffers, device).kinds()
     assert list(kinds) == ["h2d pinned", "d2h pinned", "both pinned", "h2d pageable", "d2h pageable", "p2p"]
     assert kinds["h2d pinned"](6)(3) == 2.0
-    assert bench._device.tolist() == [7, 7, 7, 7, 0, 0, 0, 0]
+    assert buffers.device.tolist() == [7, 7, 7, 7, 0, 0, 0, 0]
     assert len(device.held_s) == 3
     assert device.held_s[2] == 4 * device.held_s[0]
     assert kinds["p2p"](2)(1) == 6.0
-    assert bench._peer.tolist() == [7, 7, 0, 0, 0, 0, 0, 0]
+    assert buffers.peer.tolist() == [7, 7, 0, 0, 0, 0, 0, 0]

@@ -308,8 +308,9 @@ def test_all_ranks_measure_the_kernels_of_rank_0(monkeypatch, tmp_path):
     asked = []
 
     class Bench:
-        def __init__(self, group):
-            """Of all ranks."""
+        @classmethod
+        def on_gpus(cls, group):
+            return cls()
 
         def own_records(self, wanted, budget_s, report):
             asked.append((wanted, budget_s))
@@ -344,8 +345,9 @@ def test_kernels_beside_a_receive_that_waits_have_their_part_of_the_time(monkeyp
     given_s = []
 
     class Bench:
-        def __init__(self, group):
-            """Of all ranks, or of a pair."""
+        @classmethod
+        def on_gpus(cls, group):
+            return cls()
 
         def own_records(self, chosen, budget_s, report):
             given_s.append(budget_s)
