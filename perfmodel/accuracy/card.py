@@ -323,7 +323,7 @@ def refuse_worse(card: Card, before: Card, path: Path) -> None:
         raise PerfModelError(
             f"{path}: no class may get worse by more than {100 * LARGEST_WORSENING:.1f} points "
             f"(got {'; '.join(found)}). "
-            "Mend the model, or say in the change why this is right and write the card again."
+            "Correct the model, or say in the change why this is right and write a new card."
         )
 
 

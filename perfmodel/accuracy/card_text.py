@@ -19,17 +19,18 @@ INTRODUCTION = """# Accuracy
 Predicted against measured. An error is predicted over measured, minus one: plus means predicted too long or too large.
 Mean, median, 95th percentile and worst are of absolute errors (the worst keeps its sign); bias is the mean of the
 signed ones. Held-out cases were named before they were measured and their steps were never used to build the model.
-Drawn up by `perfmodel compare` from the measurement files, without a GPU; `make accuracy` does it again."""
+Written by `perfmodel compare` from the measurement files, without a GPU; `make accuracy` repeats it."""
 
-GRID_ONLY = "Only the general grid and its fitted curves; no kernel was measured for these scenarios."
+GRID_ONLY = "Predicted from the general grid and its fitted curves alone, without kernels measured for these scenarios."
 HOST_SPEED = (
-    "Machines that share their cores wander in speed by themselves, so here each step is predicted at the host speed "
-    "that a fixed reference workload had between its measured steps."
+    "The host speed of a machine that shares its cores drifts, so here each step is predicted at the host speed that a "
+    "fixed reference workload had between its measured steps."
 )
 COMMUNICATION = (
-    "Of a step, from the last rank's arrival in each collective, and the part of it when nothing else runs for longer "
-    "than pauses between kernels last; medians over ranks. Overlap is what HolisticTraceAnalysis makes of a trace, "
-    "waiting included. A profiler ran along, which slows the host."
+    "Communication of a step, counted from the last rank's arrival in each collective, and the time of it that is "
+    "exposed: no kernel runs (normal gaps between kernels are ignored). Values are medians over ranks. Overlap is what "
+    "HolisticTraceAnalysis computes from a trace, waiting included. These steps ran under a profiler, which slows the "
+    "host."
 )
 SECTIONS = (
     ("step", "Step time", "Steady state: no synchronisation between steps."),
@@ -38,7 +39,7 @@ SECTIONS = (
     ("synced_step", "Step time with a synchronisation after each step", ""),
     ("forward", "Forward", ""),
     ("backward", "Backward", ""),
-    ("optimizer", "Optimizer", "With clipping and the clearing of gradients."),
+    ("optimizer", "Optimizer", "Gradient clipping and zero_grad are included."),
     ("peak_allocated", "Peak memory allocated", ""),
     ("peak_reserved", "Peak memory reserved", ""),
 )
@@ -131,7 +132,8 @@ def _not_read(card: Card, quantity: str) -> str:
     left_out = [case.name for case in card.cases if quantity in case.predicted and quantity not in case.measured]
     if not left_out:
         return ""
-    return f"Left out, since no step after that in which DDP rebuilds its buckets was read: {', '.join(left_out)}."
+    names = ", ".join(left_out)
+    return f"Left out, because memory was read in no step after the one in which DDP rebuilds its buckets: {names}."
 
 
 def _wander(card: Card) -> str:
@@ -143,7 +145,7 @@ def _wander_of(profile: str, samples_s: list[float]) -> str:
     median_s = statistics.median(samples_s)
     spread = statistics.pstdev(samples_s) / median_s
     return (
-        f" Beside all measurements of {profile} that reference took {format_seconds(median_s)} in the median, with a "
+        f" Over all measurements of {profile}, that reference took {format_seconds(median_s)} in the median, with a "
         f"spread of {spread:.1%}, from {format_seconds(min(samples_s))} to {format_seconds(max(samples_s))}."
     )
 
@@ -184,8 +186,8 @@ def _choices(card: Card) -> str:
     near = sum(each.costs <= NEAR for each in found)
     remark = (
         f"Where only one setting differs, does the prediction choose what is fastest? It does in {right} of "
-        f"{len(found)} choices, and in {near} within {NEAR:.0%} of the fastest. Values stand in measured order, each "
-        "with its measured and (predicted) time."
+        f"{len(found)} choices, and in {near} within {NEAR:.0%} of the fastest. Values are listed in measured order, "
+        "each with its measured and (predicted) time."
     )
     rows = [
         [

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 PEAKS = {"peak_allocated": "allocated", "peak_reserved": "reserved"}  # quantities of a case, and their short names
 REMARK = (
-    "Each rank's peaks of a steady step against those predicted for that rank; mean and worst are over ranks, mean of "
-    "absolute errors."
+    "Each rank's peaks in a steady step against those predicted for that rank. Mean and worst are over ranks, and the "
+    "mean is of absolute errors."
 )
 
 RankPeaks = tuple[tuple[float, float] | None, ...]  # measured and predicted, bytes, by rank; None: not measured

@@ -25,9 +25,8 @@ def strategies_section(card: Card) -> str:
     if not groups:
         return ""
     remark = (
-        "Cases that share everything but settings of `parallelism`, and one GPU with the batch of a rank as `none`. "
-        "Are they predicted in the order in which they were measured? Memory is the peak allocated by the rank that "
-        "takes most."
+        "Cases that differ only in settings of `parallelism`; `none` is one GPU with the batch of a rank. Are they "
+        "predicted in the order in which they were measured? Memory is the peak allocated by the rank that needs most."
     )
     parts = [_order(groups, quantity, len(card.profiles) > 1) for quantity in QUANTITIES]
     return "\n\n".join(["## Strategies", remark, *filter(None, parts)])

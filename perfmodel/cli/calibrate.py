@@ -33,32 +33,41 @@ OF_INTERCONNECT = ("ranks", "nnodes", "rdzv", "timeout_s")  # options with it
     "--scenario", "scenario_files", multiple=True, type=FILE, help="Also measure this scenario's exact kernels."
 )
 @click.option("--base", metavar="NAME", help="Take kernels from this profile of the same GPU; measure the host alone.")
-@click.option("--resume", is_flag=True, help="Go on where an earlier calibration was stopped.")
+@click.option("--resume", is_flag=True, help="Continue a calibration that was stopped.")
 @click.option(
     "--only",
     multiple=True,
     metavar="KEY",
-    help="Measure just this again: a kernel's key, or a name below; repeatable.",
+    help="Repeat only this measurement: a kernel's key, or a name below; repeatable.",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="For the general calibration (grid, host costs, power): after them nothing more is begun, and --resume goes "
-    "on; what runs then may take 10 s more, and the curves are fitted. 0: no grid and no power, but all host costs. "
-    "Scenarios' kernels are not counted. Or for an interconnect's collectives; 0 leaves out their grid.",
+    help="Time for the general calibration (grid, host costs, power): after it no measurement is started, and --resume "
+    "continues; the one that runs may take 10 s more, and curves are fitted. 0: no grid and no power, but all host "
+    "costs. Kernels of scenarios are not counted. With --interconnect: time for its collectives; 0 leaves out their "
+    "grid.",
 )
 @click.option(
     "--interconnect",
     metavar="NAME",
-    help="Add an interconnect to the profile instead; gloo is that of a CPU.",
+    help="Add this interconnect to the profile instead; gloo is the one of a CPU.",
 )
-@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="Processes that it joins.")
-@click.option("--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="Machines; the same on each.")
-@click.option("--rdzv", metavar="HOST:PORT", help="Where several machines meet.")
 @click.option(
-    "--timeout", "timeout_s", type=ABOVE_0, metavar="SECONDS", help="When all ranks are ended; 400 if left out."
+    "--ranks", type=click.IntRange(min=2), default=2, show_default=True, help="How many ranks, one process each."
+)
+@click.option(
+    "--nnodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many machines; the same on each."
+)
+@click.option("--rdzv", metavar="HOST:PORT", help="The rendezvous of several machines.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=ABOVE_0,
+    metavar="SECONDS",
+    help="After how long all ranks are ended; 400 if left out.",
 )
 @click.option("--allow-import", is_flag=True, help="May import a scenario's model.target.")
 @click.option("--quiet", is_flag=True, help="Show no progress; warnings are shown.")

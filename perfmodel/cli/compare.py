@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("directory", metavar="RESULTS", type=FILE)
 @click.option("--plot", type=FILE, metavar="DIR", help="Write predicted-against-measured plots there.")
 @click.option(
-    "--output", type=FILE, metavar="FILE.md", help="Write the accuracy card there, and its numbers beside it as JSON."
+    "--output", type=FILE, metavar="FILE.md", help="Write the accuracy card there, and its numbers next to it as JSON."
 )
 @click.option(
     "--check", type=FILE, metavar="CARD.json", help="Fail where a class got worse than on that card by over 0.3 points."

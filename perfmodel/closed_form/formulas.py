@@ -63,16 +63,16 @@ QUANTITIES = (
     Quantity("P", "parameters", "1", "number of parameters, as many gradients"),
     Quantity("M", "memory_bytes_per_s", "bytes/s", "the device's memory bandwidth"),
     Quantity("W", "parameter_bytes", "bytes", "parameters of the whole model"),
-    Quantity("W_r", "root_parameter_bytes", "bytes", "those of W in no block: what fully_shard's root holds"),
+    Quantity("W_r", "root_parameter_bytes", "bytes", "parameters in no block, which fully_shard's root holds"),
     Quantity("K", "optimizer_state_bytes", "bytes", "optimizer states of the whole model: of AdamW 2 W"),
     Quantity("N", "ranks", "1", "number of data-parallel ranks"),
     Quantity("R", "replicas", "1", "copies of the sharded model, of N / R ranks each"),
     Quantity("A", "micro_batches", "1", "micro-batches a step"),
-    Quantity("p", "stages", "1", "ranks that the model is cut over"),
-    Quantity("m", "pipeline_micro_batches", "1", "micro-batches that the batch is cut into"),
-    Quantity("v", "virtual_stages", "1", "parts of the model that each rank has"),
-    Quantity("s", "stage", "1", "which rank, 1 has the first part of the model"),
-    Quantity("T_F", "forward_s", "s", "forward of one micro-batch in one part of the model"),
+    Quantity("p", "stages", "1", "ranks over which the model is split"),
+    Quantity("m", "pipeline_micro_batches", "1", "micro-batches into which the batch is split"),
+    Quantity("v", "virtual_stages", "1", "stages on each rank"),
+    Quantity("s", "stage", "1", "the rank's place in the pipeline; 1 has the first stage"),
+    Quantity("T_F", "forward_s", "s", "forward of one micro-batch in one stage"),
     Quantity("T_I", "input_backward_s", "s", "its backward for inputs alone"),
     Quantity("T_W", "weight_backward_s", "s", "its backward for weights alone"),
     Quantity("t", "micro_batch_s", "s", "forward and backward of one micro-batch in each stage"),
@@ -112,7 +112,7 @@ def lambdified(name: str) -> Callable[..., Any]:
 
     Examples
     --------
-    25 buckets of 4 MB, 1 ms each on the wire and 1 ms between one and the next; the last one is exposed:
+    25 buckets of 4 MB, 1 ms each on the interconnect and 1 ms between one and the next; the last one is exposed:
 
     >>> exposed_s = lambdified("ddp_exposed_s")
     >>> seconds = exposed_s(gradient_bytes=1e8, bandwidth_bytes_per_s=5e9, call_s=2e-4, buckets=25, backward_s=25e-3)

@@ -129,7 +129,7 @@ _DATA_PARALLEL = (
     ),
     Row(
         "ddp_best_bucket_bytes_compute_bound",
-        "bucket size that exposes least where T_b - G / B >= sqrt(alpha T_b): the least with which the wire keeps up",
+        "bucket size that exposes least where T_b - G / B >= sqrt(alpha T_b): the least the interconnect keeps up with",
         "bytes",
         "G / ddp_boundary_buckets",
         (*_PIPELINE, "T_b > G / B"),
@@ -203,8 +203,8 @@ def _sharded(
             f"{form}_sent_bytes",
             f"what a rank of {title} sends in a step",
             "bytes",
-            f"{moves}; to gather, reduce-scatter, or broadcast a part each, a ring of n ranks passes on (n - 1) / n of "
-            "the whole, to all-reduce twice that",
+            f"{moves}; to gather, reduce-scatter, or broadcast a shard each, a ring of n ranks passes on (n - 1) / n "
+            "of the whole, to all-reduce twice that",
             (*_SENT, *moves_if),
             f"{_SHARDING}; {_RINGS}; {source}",
         ),
@@ -256,7 +256,7 @@ _SHARDED = (
         moves_if=(*_DDP_IF, "ranks own equal shares: else this is the mean over them"),
         keeps_if=(
             _BUCKETS,
-            "parameters are dealt out whole: K / N is the mean over ranks, and the least that the fullest can have",
+            "parameters are sharded whole: K / N is the mean over ranks, and the least that the fullest can have",
         ),
     ),
     *_sharded(
@@ -300,7 +300,7 @@ _SHARDED = (
 
 _CUT = "derived in perfmodel/closed_form/pipeline.py"
 _TORCH = "orders of torch/distributed/pipelining/schedules.py, executed"
-_FREE = "messages take no time, and hold up none of another pair of ranks: with more than two, torch 2.12 or later"
+_FREE = "messages take no time, and delay none of another pair of ranks: with more than two, torch 2.12 or later"
 _EQUAL = (_FREE, "equal stages, and the host keeps up")
 _PARTS = (*_EQUAL, "a backward takes T_I + T_W, at once or apart")
 
@@ -308,7 +308,7 @@ _PARTS = (*_EQUAL, "a backward takes T_I + T_W, at once or apart")
 def _bubble(name: str, title: str, a_hop: str, assumptions: tuple[str, ...], source: str) -> Row:
     return Row(
         f"pipeline_{name}fraction",
-        f"part of a step of {title} in which a rank computes nothing",
+        f"share of a step of {title} in which a rank computes nothing",
         "1",
         f"(p - 1) h over that and a rank's work: one more rank adds h = {a_hop}",
         assumptions,
@@ -319,7 +319,7 @@ def _bubble(name: str, title: str, a_hop: str, assumptions: tuple[str, ...], sou
 def _in_flight(name: str, title: str, derivation: str, assumptions: tuple[str, ...] = ()) -> Row:
     return Row(
         f"pipeline_{name}_in_flight_micro_batches",
-        f"most micro-batches that a rank of {title} holds activations of, counted in each of its parts of the model",
+        f"most micro-batches that a rank of {title} holds activations of, counted in each of its stages",
         "1",
         derivation,
         ("until all of the backward is over", *assumptions),
@@ -360,12 +360,12 @@ _PIPELINED = (
         (*_PARTS, "T_F >= T_I", "m >= 2 p", "the pairs of a forward and a backward do not overlap, as in torch"),
         "arXiv 2412.19437; github.com/deepseek-ai/DualPipe",
     ),
-    _in_flight("gpipe", "GPipe (v = 1) or looped breadth first", "every forward comes before the first backward"),
-    _in_flight("1f1b", "1F1B", "p - s + 1 forwards come before the first backward, then one before each", ("m >= p",)),
+    _in_flight("gpipe", "GPipe (v = 1) or looped breadth first", "every forward precedes the first backward"),
+    _in_flight("1f1b", "1F1B", "p - s + 1 forwards precede the first backward, then one precedes each", ("m >= p",)),
     _in_flight(
         "interleaved",
         "interleaved 1F1B",
-        "(v - 1) p + 2 (p - s) forwards come before the first pair of a forward and a backward",
+        "(v - 1) p + 2 (p - s) forwards precede the first pair of a forward and a backward",
         ("p divides m, and m >= 2 p",),
     ),
     _in_flight(

@@ -35,8 +35,8 @@ class Setting:
 
 _RECORD = Setting("none", "a record of the measurement")
 _COUPLINGS = {
-    "compute_factor": Setting("used", "how many times as long kernels of the kind take beside a collective"),
-    "communication_factor": Setting("used", "how many times as long a collective takes beside them"),
+    "compute_factor": Setting("used", "how many times as long kernels of the kind take during a collective"),
+    "communication_factor": Setting("used", "how many times as long a collective takes while they run"),
     "tail_share": Setting("used", "when a collective that arrives finds room"),
     "kernel_s": Setting("used", "between which kernels' times couplings are interpolated"),
     "fitted_error": _RECORD,
@@ -92,14 +92,14 @@ SETTINGS: dict[str, Setting] = {
     "device.l2_bytes": Setting("scales", "cache.capacity_bytes, where that is not set itself, and what follows it"),
     "device.compute_capability": Setting("refused", "other devices run other kernels", _OTHER_PROFILE),
     "device.power_limit_w": Setting("used", "the clock of a step that would draw more"),
-    "device.peak_flops_per_s.*": Setting("scales", "kernels that this arithmetic limits; what products draw; MFU"),
+    "device.peak_flops_per_s.*": Setting("scales", "kernels that this arithmetic limits; what GEMMs draw; MFU"),
     "device.peak_memory_bytes_per_s": Setting("scales", "kernels that memory limits; what streams draw of it"),
     "gpus": Setting("scenario", "hardware.gpus"),
     "launch.latency_s": Setting("used", "from a launch to its kernel, on an idle stream"),
     "launch.gap_s": Setting("scales", "each kernel, whose measured time contains it"),
     "launch.queue_depth": Setting("used", "how far the host runs ahead"),
     "launch.synchronize_s": Setting("used", "a step that ends with a synchronisation"),
-    "launch.waiting_gap_s": Setting("used", "kernels beside streams that wait (a list)"),
+    "launch.waiting_gap_s": Setting("used", "kernels that run while other streams wait (a list)"),
     "cache.capacity_bytes": Setting("scales", "what kernels find in the cache, alone and in a step"),
     "cache.miss_s_per_byte": Setting("used", "kernels without a measured cold time"),
     "cache.code_miss_s": Setting("used", "kernels whose code has left the cache"),

@@ -39,7 +39,7 @@ def bottleneck(
         return f"the pipeline's bubbles: {format_share(bubbles)} of the step{everywhere}; {cause}"
     if exposed > share:
         taken = format_share(exposed)
-        return f"the wire: communication that nothing hides takes {taken} of the step{everywhere}"
+        return f"the interconnect: exposed communication takes {taken} of the step{everywhere}"
     return f"the device: {kind} kernels take {format_share(share)} of the step{everywhere}"
 
 

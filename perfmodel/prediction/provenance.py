@@ -107,7 +107,7 @@ def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: I
     found += [f"groups inside a node as over {name}" for name in inside]
     sharing = max((route.sharing for route in routes), default=1)
     if sharing > 1:
-        found.append(f"{sharing} groups of replicas that share each node's wire evenly")
+        found.append(f"{sharing} groups of replicas that share each node's interconnect evenly")
     if offloads(scenario.parallelism):
         found.append("copies between each GPU and the host as fast as those of one GPU alone in one direction")
     speeds = scenario.hardware.gpu_speeds or ()

@@ -293,7 +293,7 @@ def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
                 f"--vary must read key=value,value... (got {text!r}). For example --vary batch.size=8,16."
             )
         if key in found:
-            raise PerfModelError(f"--vary {key}: a key must be varied once (got it again). Give all values at once.")
+            raise PerfModelError(f"--vary {key}: a key must be varied once (got it twice). Give all values at once.")
         found[key] = tuple(parse_yaml(f"[{values}]", f"--vary {key}"))
     return found
 

@@ -62,7 +62,7 @@ def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[
     yield from own_value_warnings(profile, idle.own)
     name = scenario.hardware.interconnect
     if name is not None and scenario.parallelism.ranks == 1:
-        yield f"hardware.interconnect={name} changes nothing here: one rank talks to nobody"
+        yield f"hardware.interconnect={name} changes nothing here: one rank does not communicate"
 
 
 def own_value_warnings(profile: Profile, keys: Iterable[str]) -> Iterator[str]:

@@ -122,7 +122,7 @@ def test_a_host_that_wandered_is_told() -> None:
     wandering = [case(name, "fp32", "tuning", 0.0, **sides, host_reference_s=each) for name, each in samples_s.items()]
     text = accuracy_markdown(Card((*wandering, case("without", "fp32", "tuning", 0.0))))
     assert (
-        "Beside all measurements of toy-gpu that reference took 3 ms in the median, with a spread of 27.2%, "
+        "Over all measurements of toy-gpu, that reference took 3 ms in the median, with a spread of 27.2%, "
         "from 2 ms to 4 ms."
     ) in text
     section = text.partition("## Step time at measured host speed")[2].partition("##")[0]
@@ -157,5 +157,5 @@ def test_case_table() -> None:
 def test_memory_that_was_read_too_early_is_named() -> None:
     early = case("c", "ddp", "tuning", 0.0, predicted={"step": 1.0, "peak_allocated": 2.0})
     card = accuracy_markdown(Card((*TWO.cases, early)))
-    words = "Left out, since no step after that in which DDP rebuilds its buckets was read: c."
+    words = "Left out, because memory was read in no step after the one in which DDP rebuilds its buckets: c."
     assert f"## Peak memory allocated\n\n{words}\n" in card

@@ -150,7 +150,7 @@ def test_a_step_gathers_inside_nodes_and_reduces_between_them() -> None:
     found = predict(scenario(replicate=2), profile())
     assert found.assumptions == (
         "groups inside a node as over fast",
-        "2 groups of replicas that share each node's wire evenly",
+        "2 groups of replicas that share each node's interconnect evenly",
     )
     rates = times_s(found)
     assert rates["shard"] == pytest.approx([FAST_S] * len(rates["shard"]), rel=1e-3)

@@ -29,7 +29,7 @@ SLOW_HOST = [rank(0.2, 0.0, 1.0), rank(0.1, 0.85, 0.1), rank(0.1, 0.85, 0.1)]
     ("ranks", "host_s", "wire_s", "sentence"),
     [
         ([rank(0.8)], 0.1, 0.0, "the device: gemm kernels take 80 % of the step"),
-        ([rank(0.3, exposed_s=0.5)], 0.1, 0.5, "the wire: communication that nothing hides takes 50 % of the step"),
+        ([rank(0.3, exposed_s=0.5)], 0.1, 0.5, "the interconnect: exposed communication takes 50 % of the step"),
         ([rank(0.3)], 0.9, 0.0, "the host: 90 % of the step follows it, the device waits 70 %"),
         ([rank(0.3)], 1.1, 0.0, "the host: 100 % of the step follows it, the device waits 70 %"),
         ([rank(0.8, 0.2), rank(0.6, 0.4)], 0.1, 0.0, "the device: gemm kernels take 70 % of the step over all ranks"),

@@ -284,7 +284,7 @@ def test_values_are_yaml() -> None:
         (["=1"], "--vary must read key=value,value... (got '=1')."),
         (["batch.size=1,,2"], "--vary batch.size: must be whole YAML"),
         (["batch.size=!!python/name:os.system 1"], "--vary batch.size: values must be plain text, numbers, lists"),
-        (["batch.size=1", "batch.size=2"], "--vary batch.size: a key must be varied once (got it again)."),
+        (["batch.size=1", "batch.size=2"], "--vary batch.size: a key must be varied once (got it twice)."),
         ([], "--vary must be given (got none)."),
         (["batch.size=8,8"], "--vary batch.size: values must differ (got 8 twice)."),
         (["precision=bf16"], "--vary precision: a varied key must not be in --set as well (it is)."),

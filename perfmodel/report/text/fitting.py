@@ -18,7 +18,7 @@ def fitting_lines(fitting: Fitting, ask: Callable[[dict[str, list[str]]], str]) 
     lines = []
     if fitting.is_fixed_too_much:
         fixed = f"{format_bytes(fitting.fixed_bytes)} of {format_bytes(fitting.capacity_bytes)}"
-        lines.append(f"no smaller batch and no checkpointing alone: {fixed} are needed beside activations")
+        lines.append(f"no smaller batch and no checkpointing alone: {fixed} are needed apart from activations")
     for _, alike in groupby(fitting.remedies, key=lambda each: list(each.values)):
         remedies = list(alike)
         for each in remedies:

@@ -1,4 +1,4 @@
-"""What `perfmodel profile show` says about a wiring: fitted curves with standard errors, switches and couplings."""
+"""What `perfmodel profile show` says about an interconnect: fitted curves with standard errors, and couplings."""
 
 from __future__ import annotations
 
@@ -15,30 +15,37 @@ from perfmodel.hardware.interconnect import CollectiveSegment, Coupling, Interco
 from perfmodel.units import GB, US, format_bytes, format_share
 
 ALONE = "all_reduce"  # the kind shown; the others are in the file
-BESIDE_ROLE: dict[Role, str] = {
-    "send": "beside a send",
-    "receive": "beside a receive",
-    "wait": "beside a receive that waits",
+HEADING_OF_ROLE: dict[Role, str] = {
+    "send": "during a send",
+    "receive": "during a receive",
+    "wait": "during a receive that waits",
 }
 
 
 def interconnect_report(name: str, interconnect: Interconnect) -> RenderableType:
-    """Curves of the all-reduce by group size, how operators and collectives or messages slow each other, how many own
-    kernels were measured beside them, and how many messages go ahead of their receiver.
+    """Show one interconnect of a profile.
+
+    Returns
+    -------
+    RenderableType
+        Curves of the all-reduce by group size, how much operators and communication slow each other, for how many own
+        kernels of scenarios that was measured, and how many messages are sent eagerly, before their receiver has come.
     """
     measured = sum(record.time_s is not None for record in interconnect.collectives.values())
     nodes = f", {interconnect.nodes} nodes" if interconnect.nodes > 1 else ""
     head = Text(f"\n{name}: {interconnect.backend}{nodes}, {measured} collectives measured", style="bold")
     parts: list[RenderableType] = [head, _curves(interconnect)]
     if interconnect.couplings:
-        parts.append(_couplings("beside collectives", interconnect.couplings))
+        parts.append(_couplings("during collectives", interconnect.couplings))
     of_messages, own_of_messages = interconnect.message_couplings, interconnect.own_message_couplings
-    parts += [_couplings(beside, of_messages[role]) for role, beside in BESIDE_ROLE.items() if of_messages.get(role)]
-    own = {"beside collectives": interconnect.own_couplings}
-    own |= {beside: own_of_messages[role] for role, beside in BESIDE_ROLE.items() if role in own_of_messages}
-    parts += [Text(f"own kernels {beside}: {_factors(each)}") for beside, each in own.items() if each]
+    parts += [
+        _couplings(heading, of_messages[role]) for role, heading in HEADING_OF_ROLE.items() if of_messages.get(role)
+    ]
+    own = {"during collectives": interconnect.own_couplings}
+    own |= {heading: own_of_messages[role] for role, heading in HEADING_OF_ROLE.items() if role in own_of_messages}
+    parts += [Text(f"own kernels {heading}: {_factors(each)}") for heading, each in own.items() if each]
     if interconnect.messages_ahead:
-        parts.append(Text(f"ahead of a receiver: {_ahead(interconnect)}"))
+        parts.append(Text(f"eager sends: {_eager_sends(interconnect)}"))
     return Group(*parts)
 
 
@@ -47,7 +54,7 @@ def _factors(couplings: Mapping[str, Coupling]) -> str:
     return f"{len(factors)}, slowed x {min(factors):.2f} to x {max(factors):.2f}"
 
 
-def _ahead(interconnect: Interconnect) -> str:
+def _eager_sends(interconnect: Interconnect) -> str:
     messages, most_bytes = eager_buffer(interconnect)
     return f"{messages} messages, {format_bytes(most_bytes)}" if messages else "no message"
 
@@ -84,8 +91,8 @@ def _segment(segment: CollectiveSegment) -> tuple[str, str, str, str]:
     return sizes, alpha, rate, str(segment.points)
 
 
-def _couplings(beside: str, of_kinds: Mapping[str, Coupling]) -> Table:
-    table = _table(beside, "slowed", "slow them", "tail", "fitted", "held out")
+def _couplings(heading: str, of_kinds: Mapping[str, Coupling]) -> Table:
+    table = _table(heading, "slowed", "slow them", "tail", "fitted", "held out")
     for kind, coupling in sorted(of_kinds.items()):
         held_out = "" if coupling.held_out_error is None else format_share(coupling.held_out_error, 1)
         table.add_row(

@@ -62,7 +62,7 @@ def _machine(profile: Profile) -> Table:
         f"queue {launch.queue_depth}, synchronise {format_seconds(launch.synchronize_s)}",
     )
     if launch.waiting_gap_s:
-        gaps = (f"{format_seconds(gap_s)} beside {n}" for n, gap_s in enumerate(launch.waiting_gap_s, 1))
+        gaps = (f"{format_seconds(gap_s)} with {n}" for n, gap_s in enumerate(launch.waiting_gap_s, 1))
         table.add_row("waiting streams", f"longer gaps: {', '.join(gaps)}")
     if profile.cache != Cache():
         table.add_row("cache", _cache(profile))

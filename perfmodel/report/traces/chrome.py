@@ -34,10 +34,10 @@ HOST_PHASES_THREAD = 2
 DEVICE_PHASES_THREAD = 3
 FIRST_STREAM_THREAD = 7  # torch numbers the default stream 7
 STEP_TIME = "step_time_s"  # among otherData: the last kernel ends before the step does
-CLOCKS = (  # what a reader is told of a pipeline
-    "All ranks are on one clock, in the same step, and their devices meet in messages: compare times of devices "
-    "between ranks. Hosts do not meet, and how far one is ahead of another depends on how many steps were simulated: "
-    "compare times of hosts within a rank only."
+CLOCKS = (  # how to read the trace of a pipeline
+    "All ranks share one clock and show the same step, and messages synchronise their devices: times of devices can be "
+    "compared between ranks. Nothing synchronises hosts, and by how much one leads another depends on how many steps "
+    "were simulated: compare times of hosts within a rank only."
 )
 
 

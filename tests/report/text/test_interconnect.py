@@ -40,7 +40,7 @@ WHOLE = """
 two-nodes: nccl, 2 nodes, 2 collectives measured
 all_reduce           sizes   alpha, us       GB/s  points  median  worst
 4 ranks     1 KiB to 8 KiB  10.0 ± 0.5  0.1 ± 0.0       4
-beside collectives  slowed  slow them   tail  fitted  held out
+during collectives  slowed  slow them   tail  fitted  held out
 copy                x 1.00     x 1.00  100 %   3.0 %
 gemm fp32           x 1.20     x 3.00   70 %   5.0 %     6.0 %
 row                 x 1.00     x 1.00  100 %   1.0 %     2.0 %
@@ -48,16 +48,16 @@ mean                                           3.0 %     4.0 %
 """
 
 
-MESSAGES = """beside a send  slowed  slow them   tail  fitted  held out
+MESSAGES = """during a send  slowed  slow them   tail  fitted  held out
 row            x 1.25     x 1.50  100 %   2.0 %
 mean                                      2.0 %
-beside a receive that waits  slowed  slow them   tail  fitted  held out
+during a receive that waits  slowed  slow them   tail  fitted  held out
 gemm bf16                    x 1.12     x 1.00  100 %   0.0 %
 row                          x 1.06     x 1.00  100 %   0.0 %
 mean                                                    0.0 %
-own kernels beside collectives: 2, slowed x 1.00 to x 1.40
-own kernels beside a receive that waits: 1, slowed x 1.10 to x 1.10
-ahead of a receiver: 8 messages, 64 MiB
+own kernels during collectives: 2, slowed x 1.00 to x 1.40
+own kernels during a receive that waits: 1, slowed x 1.10 to x 1.10
+eager sends: 8 messages, 64 MiB
 """
 
 
@@ -82,7 +82,7 @@ def test_messages_and_own_kernels() -> None:
 
 def test_wires_that_keep_no_message() -> None:
     none = WIRES.model_copy(update={"messages_ahead": {KIB: 0}})
-    assert rendered(interconnect_report("two-nodes", none)) == WHOLE + "ahead of a receiver: no message\n"
+    assert rendered(interconnect_report("two-nodes", none)) == WHOLE + "eager sends: no message\n"
 
 
 def test_whole() -> None:

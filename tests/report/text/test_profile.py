@@ -55,7 +55,7 @@ memory                1 GiB
 datasheet bandwidth   4.8 TB/s
 datasheet fp32        67 TFLOP/s
 launch                latency 5 us, gap 1 us, queue 1024, synchronise 20 us
-waiting streams       longer gaps: 0 ns beside 1, 1 us beside 2
+waiting streams       longer gaps: 0 ns with 1, 1 us with 2
 cache                 holds 31 MiB; a call whose code it does not hold takes 250 ns more
 kernels               1 of the grid, 1 for scenarios, 1 that failed
 host costs            1
