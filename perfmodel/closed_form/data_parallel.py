@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 
-class Symbols(NamedTuple):
+class DataParallelSymbols(NamedTuple):
     """Positive sympy symbols; :data:`perfmodel.closed_form.formulas.QUANTITIES` says what each is."""
 
     G: Any
@@ -32,12 +32,24 @@ class Symbols(NamedTuple):
 
 
 class BucketPipeline(NamedTuple):
-    """sympy expressions; seconds but for the numbers of buckets.
+    """Exposed communication of bucketed reductions, as sympy expressions.
 
-    bucket_end: F(i). communication_bound, compute_bound, exposed: F(1) - T_b, F(n) - T_b, the larger of both. boundary:
-    buckets at which both are equal. best_communication_bound: buckets where the first is least. best: where the larger
-    of both is least. least_communication_bound, least_compute_bound: what is exposed there. matched: exposed where
-    backward takes just as long as reducing at full bandwidth.
+    Attributes
+    ----------
+    bucket_end
+        F(i), in seconds.
+    communication_bound, compute_bound, exposed
+        F(1) - T_b, F(n) - T_b, and the larger of both, in seconds.
+    boundary
+        Number of buckets at which both are equal.
+    best_communication_bound
+        Number of buckets at which ``communication_bound`` is least.
+    best
+        Number of buckets at which ``exposed`` is least.
+    least_communication_bound, least_compute_bound
+        Seconds that are exposed with these numbers.
+    matched
+        Seconds that are exposed if backward takes as long as reducing at full bandwidth.
     """
 
     bucket_end: Any
@@ -53,11 +65,11 @@ class BucketPipeline(NamedTuple):
 
 
 @cache
-def symbols() -> Symbols:
+def symbols() -> DataParallelSymbols:
     """The symbols of the formulas of this module."""
     import sympy
 
-    return Symbols(*(sympy.Symbol(name, positive=True) for name in Symbols._fields))
+    return DataParallelSymbols(*(sympy.Symbol(name, positive=True) for name in DataParallelSymbols._fields))
 
 
 @cache

@@ -8,13 +8,28 @@ from functools import cache
 from typing import Any
 
 from perfmodel.closed_form import data_parallel, pipeline, sharding
-from perfmodel.closed_form.rows import ROWS, Row
+from perfmodel.closed_form.data_parallel_text import DATA_PARALLEL
+from perfmodel.closed_form.formula_text import FormulaText
+from perfmodel.closed_form.pipeline_text import PIPELINE
+from perfmodel.closed_form.sharding_text import SHARDING
 from perfmodel.errors import PerfModelError, did_you_mean
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """symbol: as the expression writes it. name: the argument of the numeric function. unit: SI, ``1`` for a count."""
+    """What a formula is a function of.
+
+    Attributes
+    ----------
+    symbol : str
+        The name in expressions.
+    name : str
+        The argument of the numeric function.
+    unit : str
+        SI unit; ``1`` for a count.
+    meaning : str
+        What it is, in words.
+    """
 
     symbol: str
     name: str
@@ -26,8 +41,14 @@ class Quantity:
 class Formula:
     """One closed form.
 
-    gives, unit: what its value is. quantities: what it is a function of, in the order of :data:`QUANTITIES`.
-    expression: sympy's. derivation: how it follows. assumptions: what must hold. source: where it comes from.
+    Attributes
+    ----------
+    name, gives, unit, derivation, assumptions, source
+        As in :class:`~perfmodel.closed_form.formula_text.FormulaText`.
+    quantities : tuple of Quantity
+        What it is a function of, in the order of :data:`QUANTITIES`.
+    expression : sympy.Expr
+        The formula in the symbols of its quantities.
     """
 
     name: str
@@ -84,8 +105,8 @@ QUANTITIES = (
 @cache
 def formulas() -> tuple[Formula, ...]:
     """Every formula, derived when first asked for. ``perfmodel formula`` lists them."""
-    found = data_parallel.expressions() | sharding.expressions() | pipeline.expressions()
-    return tuple(_formula(row, found[row.name]) for row in ROWS)
+    known = data_parallel.expressions() | sharding.expressions() | pipeline.expressions()
+    return tuple(_formula(text, known[text.name]) for text in (*DATA_PARALLEL, *SHARDING, *PIPELINE))
 
 
 def find_formula(name: str) -> Formula:
@@ -185,7 +206,9 @@ def _whole(formula: Formula) -> str:
     return "\n".join(lines)
 
 
-def _formula(row: Row, expression: Any) -> Formula:
+def _formula(text: FormulaText, expression: Any) -> Formula:
     free = {symbol.name for symbol in expression.free_symbols}
     quantities = tuple(each for each in QUANTITIES if each.symbol in free)
-    return Formula(row.name, row.gives, row.unit, quantities, expression, row.derivation, row.assumptions, row.source)
+    return Formula(
+        text.name, text.gives, text.unit, quantities, expression, text.derivation, text.assumptions, text.source
+    )

@@ -1,4 +1,4 @@
-"""What a pipeline of equal stages waits for and keeps, and into how many micro-batches its batch is best cut.
+"""What a pipeline of equal stages waits for and keeps, and into how many micro-batches its batch is best split.
 
 Each of p ranks works v stages of the model through m micro-batches, m v (T_F + T_I + T_W) in all. A step takes that and
 a bubble of (p - 1) h, where h is what one more rank adds:
@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 
-class Symbols(NamedTuple):
+class PipelineSymbols(NamedTuple):
     """Positive sympy symbols; :data:`perfmodel.closed_form.formulas.QUANTITIES` says what each is."""
 
     p: Any
@@ -42,9 +42,18 @@ class Symbols(NamedTuple):
 
 
 class MicroBatches(NamedTuple):
-    """The trade of bubble against a cost of each micro-batch. equal_stages: seconds of a step of m micro-batches of t
-    seconds in each stage. step: of a batch of T seconds, cut into m, each with a more. best: number of micro-batches
-    where that is least. least: seconds there.
+    """Smaller bubbles against a cost of each micro-batch, as sympy expressions.
+
+    Attributes
+    ----------
+    equal_stages
+        Seconds of a step of m micro-batches that take t seconds in each stage.
+    step
+        Seconds of a step whose batch takes T seconds, split into m micro-batches that each cost a seconds more.
+    best
+        Number of micro-batches at which ``step`` is least.
+    least
+        Seconds of that step.
     """
 
     equal_stages: Any
@@ -54,16 +63,16 @@ class MicroBatches(NamedTuple):
 
 
 @cache
-def symbols() -> Symbols:
+def symbols() -> PipelineSymbols:
     """The symbols of the formulas of this module."""
     import sympy
 
-    return Symbols(*(sympy.Symbol(name, positive=True) for name in Symbols._fields))
+    return PipelineSymbols(*(sympy.Symbol(name, positive=True) for name in PipelineSymbols._fields))
 
 
 @cache
 def micro_batches() -> MicroBatches:
-    """Derive it: the first micro-batch passes p stages, and m - 1 follow it."""
+    """Derive the trade-off: the first micro-batch passes p stages, and m - 1 follow it."""
     import sympy
 
     s = symbols()
@@ -79,7 +88,7 @@ def expressions() -> dict[str, Any]:
     """Every expression under the name of its formula."""
     import sympy
 
-    s, cut = symbols(), micro_batches()
+    s, trade_off = symbols(), micro_batches()
     work = s.T_F + s.T_I + s.T_W
     longest = sympy.Max(s.T_F, s.T_I, s.T_F + s.T_I - s.T_W)
     return {
@@ -92,14 +101,24 @@ def expressions() -> dict[str, Any]:
         "pipeline_1f1b_in_flight_micro_batches": s.p - s.s + 1,
         "pipeline_interleaved_in_flight_micro_batches": (s.v - 1) * s.p + 2 * (s.p - s.s) + 1,
         "pipeline_zero_bubble_in_flight_micro_batches": s.v * s.p,
-        "pipeline_equal_stages_s": cut.equal_stages,
-        "pipeline_step_s": cut.step,
-        "pipeline_best_micro_batches": cut.best,
-        "pipeline_least_step_s": cut.least,
+        "pipeline_equal_stages_s": trade_off.equal_stages,
+        "pipeline_step_s": trade_off.step,
+        "pipeline_best_micro_batches": trade_off.best,
+        "pipeline_least_step_s": trade_off.least,
     }
 
 
 def _bubble_fraction(a_hop: Any, work: Any, virtual_stages: Any) -> Any:
-    """Bubble over step. a_hop: h of the module. work: of one micro-batch in one stage."""
+    """Return the bubble as a share of the step.
+
+    Parameters
+    ----------
+    a_hop
+        Seconds h that one more rank adds (see the module).
+    work
+        Seconds of one micro-batch in one stage.
+    virtual_stages
+        Stages on each rank.
+    """
     s = symbols()
     return (s.p - 1) / (s.p - 1 + s.m * virtual_stages * work / a_hop)

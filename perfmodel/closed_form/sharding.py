@@ -1,11 +1,11 @@
 """What each form of data parallelism sends in a step and keeps between steps, derived from the collectives it runs.
 
-A ring of n ranks cuts S bytes into n chunks. Gathering or reduce-scattering them, each rank passes on n - 1 chunks,
+A ring of n ranks splits S bytes into n chunks. Gathering or reduce-scattering them, each rank passes on n - 1 chunks,
 
     (n - 1) S / n
 
 an all-reduce is both, one after the other. In a broadcast every rank but the last of the ring passes on all of it;
-where each of n ranks broadcasts its part of S, each is last once, which is (n - 1) S / n again.
+where each of n ranks broadcasts its shard of S, each is last once, which is (n - 1) S / n as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 
-class Symbols(NamedTuple):
+class ShardingSymbols(NamedTuple):
     """Positive sympy symbols; :data:`perfmodel.closed_form.formulas.QUANTITIES` says what each is."""
 
     G: Any
@@ -26,9 +26,17 @@ class Symbols(NamedTuple):
     A: Any
 
 
-class Collective(NamedTuple):
-    """What a step moves by one kind of collective over that many ranks. size_bytes: sizes summed, as nccl-tests counts
-    them: whole tensors, of which a shard is 1 / ranks. broadcasts: one by each rank, of its part.
+class StepCollectives(NamedTuple):
+    """All collectives of one kind in a step.
+
+    Attributes
+    ----------
+    kind : str
+        Such as ``all_reduce``; ``broadcasts`` is one broadcast by each rank, of its shard.
+    size_bytes : sympy.Expr
+        Sum of their sizes as nccl-tests counts them: whole tensors, of which a shard is 1 / ranks.
+    ranks : sympy.Expr
+        Number of ranks in each.
     """
 
     kind: str
@@ -37,7 +45,7 @@ class Collective(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """By how many ranks each is shared; 1: every rank has all of it."""
+    """By how many ranks each kind of state is shared; 1 if every rank has all of it."""
 
     parameters: Any
     gradients: Any
@@ -45,40 +53,42 @@ class Shares(NamedTuple):
 
 
 @cache
-def symbols() -> Symbols:
+def symbols() -> ShardingSymbols:
     """The symbols of the formulas of this module."""
     import sympy
 
-    return Symbols(*(sympy.Symbol(name, positive=True) for name in Symbols._fields))
+    return ShardingSymbols(*(sympy.Symbol(name, positive=True) for name in ShardingSymbols._fields))
 
 
 @cache
-def collectives() -> dict[str, tuple[Collective, ...]]:
-    """Of a step of each form. fully_shard gathers what lies in blocks for forward and again for backward (zero3), what
-    its root holds (W_r) once, and everything once where parameters stay after forward (zero2).
+def collectives() -> dict[str, tuple[StepCollectives, ...]]:
+    """Return the collectives of a step of each form.
+
+    fully_shard gathers the parameters of blocks for forward and once more for backward (zero3), those of its root (W_r)
+    once, and all parameters once if they stay gathered after forward (zero2).
     """
     s = symbols()
     shards = s.N / s.R
     gathered = s.A * (2 * (s.W - s.W_r) + s.W_r)
-    reduced = Collective("all_reduce", s.G, s.N)
-    scattered = Collective("reduce_scatter", s.G, s.N)
+    reduced = StepCollectives("all_reduce", s.G, s.N)
+    scattered = StepCollectives("reduce_scatter", s.G, s.N)
     return {
         "ddp": (reduced,),
-        "zero1_broadcast": (reduced, Collective("broadcasts", s.W, s.N)),
-        "zero1_reduce_scatter": (scattered, Collective("all_gather", s.W, s.N)),
-        "zero2": (Collective("all_gather", s.A * s.W, s.N), scattered),
-        "zero3": (Collective("all_gather", gathered, s.N), scattered),
+        "zero1_broadcast": (reduced, StepCollectives("broadcasts", s.W, s.N)),
+        "zero1_reduce_scatter": (scattered, StepCollectives("all_gather", s.W, s.N)),
+        "zero2": (StepCollectives("all_gather", s.A * s.W, s.N), scattered),
+        "zero3": (StepCollectives("all_gather", gathered, s.N), scattered),
         "hsdp": (
-            Collective("all_gather", gathered, shards),
-            Collective("reduce_scatter", s.G, shards),
-            Collective("all_reduce", s.G / shards, s.R),
+            StepCollectives("all_gather", gathered, shards),
+            StepCollectives("reduce_scatter", s.G, shards),
+            StepCollectives("all_reduce", s.G / shards, s.R),
         ),
     }
 
 
 @cache
 def shares() -> dict[str, Shares]:
-    """Of each form, after the optimizer's step and before gradients are cleared."""
+    """Return how each form shares its states, after the optimizer's step and before gradients are cleared."""
     s = symbols()
     return {
         "ddp": Shares(1, 1, 1),
@@ -90,8 +100,8 @@ def shares() -> dict[str, Shares]:
     }
 
 
-def sent_bytes(collective: Collective) -> Any:
-    """What a rank of a ring passes on."""
+def sent_bytes(collective: StepCollectives) -> Any:
+    """Return the bytes that a rank of a ring sends."""
     import sympy
 
     passes = 2 if collective.kind == "all_reduce" else 1

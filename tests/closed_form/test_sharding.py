@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perfmodel.closed_form.formulas import lambdified
-from perfmodel.closed_form.sharding import Collective, expressions, sent_bytes, symbols
+from perfmodel.closed_form.sharding import StepCollectives, expressions, sent_bytes, symbols
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, Program
 from perfmodel.program.ranks import RankProgram, rank_programs
@@ -82,7 +82,7 @@ def test_a_ring_passes_on_all_but_a_chunk(ranks: int) -> None:
     ]:
         expected = times * walked(ranks)[0] * chunk_bytes
         assert {*walked(ranks).values()} == {walked(ranks)[0]}
-        assert Fraction(str(sent_bytes(Collective(kind, sympy.Integer(1000), sympy.Integer(ranks))))) == expected
+        assert Fraction(str(sent_bytes(StepCollectives(kind, sympy.Integer(1000), sympy.Integer(ranks))))) == expected
 
 
 # Relations
@@ -168,7 +168,7 @@ def test_sizes_are_those_of_what_torch_issues(form: str, fields: dict[str, objec
     }
     issued = [row for row in record_steps(variant, 2)[1] if row.kind == "collective"]
     assert sum(row.size_bytes for row in issued) == expression(f"{form}_communication_bytes", **given)
-    sent = sum(sent_bytes(Collective(row.name, sympy.Integer(row.size_bytes), row.ranks)) for row in issued)
+    sent = sum(sent_bytes(StepCollectives(row.name, sympy.Integer(row.size_bytes), row.ranks)) for row in issued)
     assert sent == expression(f"{form}_sent_bytes", **given)
 
 
@@ -219,11 +219,12 @@ def programs(form: str, ranks: int, replicas: int = 1) -> tuple[RankProgram, ...
     )
 
 
-def issued(program: Program) -> list[Collective]:
+def issued(program: Program) -> list[StepCollectives]:
     columns = program.instructions
     called = [program.collectives[a] for a in columns.a[columns.kind == COLLECTIVE].tolist()]
     return [
-        Collective(RING_OF.get(each.kind, each.kind), sympy.Integer(each.size_bytes), each.ranks) for each in called
+        StepCollectives(RING_OF.get(each.kind, each.kind), sympy.Integer(each.size_bytes), each.ranks)
+        for each in called
     ]
 
 
