@@ -1,4 +1,4 @@
-"""The accuracy card: predictions held against measurements, every case with its sign, and sums of them by class.
+"""The accuracy card: predictions compared with measurements, every case with its sign, and statistics by class.
 
 An error is predicted over measured, minus one: +2 % means predicted too long or too large. The card is plain data
 (``ACCURACY.json``); :mod:`perfmodel.accuracy.card_text` writes it out.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from perfmodel.accuracy.cases import CHECKED, Card, CardCase, Pair
 from perfmodel.accuracy.choices import settings_of
-from perfmodel.accuracy.rank_memory import RankPeaks, rank_peaks
-from perfmodel.accuracy.strategies import Layout, layout_of
+from perfmodel.accuracy.rank_memory import rank_peaks
+from perfmodel.accuracy.strategies import layout_of
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import CARD, CARD_NUMBERS
 from perfmodel.files.reading import read_json
@@ -36,65 +35,18 @@ from perfmodel.simulate.timeline import Timeline
 # 1  first
 CARD_VERSION = 1
 REMEDY = "Write it again with `perfmodel compare`."
-CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False)
 LARGEST_WORSENING = 0.003  # of a class's mean absolute error
 
-# Which measured phases a part of the step is; together they are the step.
-PHASES_OF_PART = {"forward": ("forward",), "backward": ("backward",), "optimizer": ("zero_grad", "clip", "optimizer")}
+# The measured phases of each quantity; together they are the step.
+PHASES_OF_QUANTITY = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "optimizer": ("zero_grad", "clip", "optimizer"),
+}
 QUANTITIES = ("step", "synced_step", "forward", "backward", "optimizer", "peak_allocated", "peak_reserved")
 VERSION_KEYS = ("gpu", "driver", "cuda", "torch", "cudnn", "nccl", "transformers", "python")
 WITHOUT_EXACT_KEYS = "step_without_exact_keys"
 AT_MEASURED_HOST = "step_at_measured_host_speed"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One measurement with what was predicted for it.
-
-    step_without_exact_keys_s: the predicted step without kernel times measured for scenarios; None where the general
-    grid does not cover all its operators. step_at_measured_host_s: at the host speed that was measured beside the
-    steps; None where it was not.
-    """
-
-    measurement: Measurement
-    prediction: Prediction
-    step_without_exact_keys_s: float | None
-    step_at_measured_host_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row. measured, predicted: seconds and bytes by quantity (``step``, ``forward``, ``peak_allocated``, ...);
-    what either side does not know is left out. spread: of the measured steps. in_interval: whether the measured step
-    lies in the predicted 90 % interval. versions: of the machine and libraries that were measured. host_reference_s:
-    samples of the host's speed beside the steps. settings: see :mod:`perfmodel.accuracy.choices`. layout: None
-    on a card
-    that was written before there were any. rank_peaks: see :func:`perfmodel.accuracy.rank_memory.rank_peaks`.
-    measured_at: ISO 8601; empty in the earliest, which do not say.
-    """
-
-    name: str
-    group: str
-    split: str
-    measured: dict[str, float]
-    predicted: dict[str, float]
-    spread: float
-    steps: int
-    in_interval: bool
-    profile: str
-    versions: dict[str, str]
-    scenario_digest: str
-    host_reference_s: tuple[float, ...] = ()
-    settings: dict[str, tuple[str, str]] = field(default_factory=dict)
-    layout: Layout | None = None
-    rank_peaks: dict[str, RankPeaks] = field(default_factory=dict)
-    measured_at: str = ""
-    __pydantic_config__ = CHECKED
-
-    def error(self, quantity: str) -> float | None:
-        """Signed relative error, or None where measured or predicted is missing (or nothing was measured)."""
-        measured, predicted = self.measured.get(quantity), self.predicted.get(quantity)
-        return None if not measured or predicted is None else predicted / measured - 1
 
 
 class _CardFile(BaseModel):
@@ -104,87 +56,11 @@ class _CardFile(BaseModel):
 
     version: Literal[1]
     summary: dict[str, Any] = {}
-    cases: Annotated[tuple[Case, ...], Field(min_length=1)]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Of one quantity over some cases. mean, median, p95: of absolute errors. worst: signed. bias: mean error."""
-
-    cases: int
-    mean: float
-    median: float
-    p95: float
-    worst: float
-    worst_case: str
-    bias: float
-
-
-@dataclass(frozen=True)
-class Card:
-    """Every case and what follows from them."""
-
-    cases: tuple[Case, ...]
-
-    @property
-    def groups(self) -> list[str]:
-        return sorted({case.group for case in self.cases})
-
-    @property
-    def profiles(self) -> list[str]:
-        return sorted({case.profile for case in self.cases})
-
-    def rows(self, quantity: str) -> dict[str, Statistics]:
-        """By what a table calls it: splits, all, classes, and profiles if there are several; those without are out."""
-        found = {split: self.statistics(quantity, split=split) for split in ("held-out", "tuning")}
-        found["all"] = self.statistics(quantity)
-        found |= {f"class {group}": self.statistics(quantity, group) for group in self.groups}
-        if len(self.profiles) > 1:
-            found |= {f"profile {name}": self.statistics(quantity, profile=name) for name in self.profiles}
-        return {name: row for name, row in found.items() if row is not None}
-
-    def statistics(
-        self, quantity: str, group: str | None = None, split: str | None = None, profile: str | None = None
-    ) -> Statistics | None:
-        """Over the cases of a class, split and profile (None: all) that know the quantity; None if none does."""
-        asked = (group, split, profile)
-        chosen = [
-            case
-            for case in self.cases
-            if all(want in (None, has) for want, has in zip(asked, (case.group, case.split, case.profile), strict=True))
-        ]
-        errors = {case.name: error for case in chosen if (error := case.error(quantity)) is not None}
-        if not errors:
-            return None
-        worst_case = max(errors, key=lambda name: abs(errors[name]))
-        absolute = [abs(error) for error in errors.values()]
-        return Statistics(
-            cases=len(errors),
-            mean=statistics.fmean(absolute),
-            median=statistics.median(absolute),
-            p95=float(np.percentile(absolute, 95)),
-            worst=errors[worst_case],
-            worst_case=worst_case,
-            bias=statistics.fmean(errors.values()),
-        )
-
-    def host_references(self) -> dict[str, list[float]]:
-        """All samples of the host's speed in seconds, by profile."""
-        found: dict[str, list[float]] = {}
-        for case in self.cases:
-            if case.host_reference_s:
-                found.setdefault(case.profile, []).extend(case.host_reference_s)
-        return found
-
-    def repeated(self) -> list[tuple[str, list[Case]]]:
-        """Scenarios that were measured more than once, with their cases."""
-        ordered = sorted(self.cases, key=lambda case: case.scenario_digest)
-        groups = [(digest, list(cases)) for digest, cases in groupby(ordered, key=lambda case: case.scenario_digest)]
-        return [(digest, cases) for digest, cases in groups if len(cases) > 1]
+    cases: Annotated[tuple[CardCase, ...], Field(min_length=1)]
 
 
 def accuracy_card(pairs: Iterable[Pair]) -> Card:
-    """The card of all pairs, cases in order of class and name.
+    """Make the card of all pairs, with cases in order of class and name.
 
     Raises
     ------
@@ -201,7 +77,7 @@ def accuracy_card(pairs: Iterable[Pair]) -> Card:
     return Card(tuple(cases))
 
 
-def _case(pair: Pair) -> Case:
+def _case(pair: Pair) -> CardCase:
     measurement, prediction = pair.measurement, pair.prediction
     predicted = _predicted(prediction)
     if pair.step_without_exact_keys_s is not None:
@@ -212,7 +88,7 @@ def _case(pair: Pair) -> Case:
         predicted[AT_MEASURED_HOST] = pair.step_at_measured_host_s
         measured[AT_MEASURED_HOST] = measured["step"]
     low_s, high_s = prediction.interval_s
-    return Case(
+    return CardCase(
         name=measurement.name,
         group=measurement.group,
         split=measurement.split,
@@ -237,9 +113,9 @@ def _measured(measurement: Measurement, memory: MemoryTimeline | None) -> dict[s
         "step": measurement.median_step_s,
         "synced_step": measurement.median_synced_step_s,
     }
-    for part, phases in PHASES_OF_PART.items():
+    for quantity, phases in PHASES_OF_QUANTITY.items():
         known = [measurement.median_phase_s(phase) for phase in phases if phase in measurement.phases_s]
-        found[part] = sum(known) if known else None
+        found[quantity] = sum(known) if known else None
     found |= _measured_communication(measurement)
     rebuild_step = (memory.rebuild_step if memory else None) or 0
     if len(measurement.memory) > rebuild_step:  # else the last that was looked at is no steady step
@@ -249,7 +125,7 @@ def _measured(measurement: Measurement, memory: MemoryTimeline | None) -> dict[s
 
 
 def _measured_communication(measurement: Measurement) -> dict[str, float]:
-    """Medians over the ranks, from the last one's arrival in each collective, where that was recorded."""
+    """Return medians over ranks, counted from the last rank's arrival in each collective, where that was recorded."""
     columns: dict[str, list[float]] = {}
     for rank in measurement.communication:
         exposed_s = rank.exposed_beyond_pauses_s
@@ -270,8 +146,8 @@ def _predicted_communication(timeline: Timeline) -> dict[str, float]:
 def _predicted(prediction: Prediction) -> dict[str, float]:
     found = {"step": prediction.step_time_s, "synced_step": prediction.timeline.synced_step_time_s}
     first = (prediction.rank_timelines or (prediction.timeline,))[0]  # whose phases a measurement keeps
-    for part, phases in PHASES_OF_PART.items():
-        found[part] = sum(span.duration_s for span in first.phases if span.phase in phases)
+    for quantity, phases in PHASES_OF_QUANTITY.items():
+        found[quantity] = sum(span.duration_s for span in first.phases if span.phase in phases)
     found |= _predicted_communication(prediction.timeline)
     if (memory := prediction.largest_memory) is not None:
         found["peak_allocated"] = float(memory.peak_allocated_bytes)
@@ -280,18 +156,18 @@ def _predicted(prediction: Prediction) -> dict[str, float]:
 
 
 def _versions(provenance: dict[str, Any]) -> dict[str, str]:
-    """What ran, of what the measurement knows about its machine."""
+    """Return versions of the machine and libraries, as far as the measurement knows them."""
     known = provenance | {"driver": provenance.get("nvidia_smi", {}).get("driver_version")}
     return {name: str(known[name]) for name in VERSION_KEYS if known.get(name) is not None}
 
 
-def _identity(case: Case) -> tuple[str, str]:
-    """Of a measurement, however it is told from others of its name."""
+def _identity(case: CardCase) -> tuple[str, str]:
+    """Return what identifies a measurement on two cards, whatever distinguishes it from others of its name there."""
     return case.name.partition(" (")[0], f"{case.measured.get('step', 0.0):.4g}"
 
 
 def worsened(card: Card, before: Card) -> list[str]:
-    """A sentence for each class that got worse than in ``before`` by more than LARGEST_WORSENING, or that has vanished.
+    """Return a sentence for each class that got worse than ``before`` by more than LARGEST_WORSENING, or has vanished.
 
     Judged by the mean absolute error of the step time, the same without exact keys and at the measured host speed, and
     of the memory peaks, over the measurements that both cards have: a new one makes nothing worse.
@@ -328,11 +204,11 @@ def refuse_worse(card: Card, before: Card, path: Path) -> None:
 
 
 def save_card(card: Card, markdown: str, path: Path) -> list[Path]:
-    """Write ``markdown`` to ``path`` and the card's numbers beside it, with the suffix .json."""
-    beside = check_card_path(path)
+    """Write ``markdown`` to ``path`` and the card's numbers next to it, with the suffix .json."""
+    numbers = check_card_path(path)
     write_atomically(path, markdown, CARD)
-    write_atomically(beside, json.dumps(card_json(card), indent=1) + "\n", CARD_NUMBERS)
-    return [path, beside]
+    write_atomically(numbers, json.dumps(card_json(card), indent=1) + "\n", CARD_NUMBERS)
+    return [path, numbers]
 
 
 def check_card_path(path: Path) -> Path:
@@ -345,14 +221,14 @@ def check_card_path(path: Path) -> Path:
     """
     if path.suffix != ".md":
         raise PerfModelError(f"{path}: an accuracy card must end in .md (got {path.name!r}). Rename it.")
-    beside = path.with_suffix(".json")
+    numbers = path.with_suffix(".json")
     check_writable(path, CARD)
-    check_writable(beside, CARD_NUMBERS)
-    return beside
+    check_writable(numbers, CARD_NUMBERS)
+    return numbers
 
 
 def card_json(card: Card) -> dict[str, Any]:
-    """The card as plain data, rounded to what a comparison can see."""
+    """Return the card as plain data, rounded to what a comparison can see."""
     summary = {quantity: _summary(card, quantity) for quantity in (*QUANTITIES, WITHOUT_EXACT_KEYS, AT_MEASURED_HOST)}
     return {"version": CARD_VERSION, "summary": summary, "cases": [_rounded(asdict(case)) for case in card.cases]}
 
@@ -375,11 +251,11 @@ def load_card(path: Path) -> Card:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to seven significant digits, so that the last bits of a machine do not show in a diff."""
+    """Round floats to seven significant digits, so that the last bits of a machine do not show in a diff."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(part) for part in value]
+        return [_rounded(item) for item in value]
     return value

@@ -7,8 +7,9 @@ import statistics
 from rich.console import RenderableType
 from rich.table import Table
 
-from perfmodel.accuracy.card import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS, Card, Case, Statistics
-from perfmodel.accuracy.choices import NEAR, Choice, alike, choices
+from perfmodel.accuracy.card import AT_MEASURED_HOST, QUANTITIES, WITHOUT_EXACT_KEYS
+from perfmodel.accuracy.cases import Card, CardCase, Statistics
+from perfmodel.accuracy.choices import NEAR, Choice, choices, common_words
 from perfmodel.accuracy.markdown import table
 from perfmodel.accuracy.rank_memory import rank_memory_section
 from perfmodel.accuracy.strategies_text import strategies_section
@@ -57,7 +58,7 @@ COLUMNS = {
 
 
 def accuracy_markdown(card: Card) -> str:
-    """The whole of ACCURACY.md."""
+    """Write the whole of ACCURACY.md."""
     parts = [INTRODUCTION]
     parts += [_section(card, quantity, title, remark) for quantity, title, remark in SECTIONS]
     parts += [
@@ -74,7 +75,7 @@ def accuracy_markdown(card: Card) -> str:
 
 
 def summary_line(card: Card) -> str:
-    """One line for the terminal: step-time errors of the held-out cases, or of all where none is held out."""
+    """Write one line for the terminal: step-time errors of the held-out cases, or of all if none is held out."""
     split = "held-out" if card.statistics("step", split="held-out") else None
     found = card.statistics("step", split=split)
     if found is None:
@@ -88,7 +89,7 @@ def summary_line(card: Card) -> str:
 
 
 def case_table(card: Card) -> RenderableType:
-    """Each case with what was measured and predicted, for the terminal."""
+    """Draw a table for the terminal: each case with its measured and predicted values."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("case", "", "measured", "predicted", "error"):
         shown.add_column(name, justify="left" if name in ("case", "") else "right", no_wrap=True, header_style="cyan")
@@ -113,7 +114,7 @@ def _section(card: Card, quantity: str, title: str, remark: str) -> str:
     if quantity == WITHOUT_EXACT_KEYS:
         remark += _not_covered(card)
     if quantity == AT_MEASURED_HOST:
-        remark += _wander(card)
+        remark += _host_drift(card)
     if quantity.startswith("peak"):
         remark = " ".join(filter(None, [remark, _not_read(card, quantity)]))
     cells = [_statistics_cells(name, found) for name, found in card.rows(quantity).items()]
@@ -136,12 +137,12 @@ def _not_read(card: Card, quantity: str) -> str:
     return f"Left out, because memory was read in no step after the one in which DDP rebuilds its buckets: {names}."
 
 
-def _wander(card: Card) -> str:
-    """A sentence for each profile."""
-    return "".join(_wander_of(profile, samples_s) for profile, samples_s in card.host_references().items())
+def _host_drift(card: Card) -> str:
+    """Write a sentence on host speed for each profile."""
+    return "".join(_host_drift_of(profile, samples_s) for profile, samples_s in card.host_references().items())
 
 
-def _wander_of(profile: str, samples_s: list[float]) -> str:
+def _host_drift_of(profile: str, samples_s: list[float]) -> str:
     median_s = statistics.median(samples_s)
     spread = statistics.pstdev(samples_s) / median_s
     return (
@@ -156,7 +157,7 @@ def _statistics_cells(name: str, found: Statistics) -> list[str]:
 
 
 def _communication(card: Card) -> str:
-    """Where traces of all ranks were recorded."""
+    """Write the section on communication, with the cases whose ranks were all traced."""
     rows = [
         [
             case.name,
@@ -192,7 +193,7 @@ def _choices(card: Card) -> str:
     rows = [
         [
             each.setting.partition(".")[2],
-            alike([case.name for case in each.cases.values()]) + _profiles_of(each, card),
+            common_words([case.name for case in each.cases.values()]) + _profiles_of(each, card),
             each.best,
             each.chosen,
             f"{each.costs:+.2%}",
@@ -206,12 +207,12 @@ def _choices(card: Card) -> str:
 
 
 def _profiles_of(choice: Choice, card: Card) -> str:
-    """Of a card with several, those the choice was made with."""
+    """Name the profiles of a choice, on a card with several."""
     used = {case.profile for case in choice.cases.values()}
     return f" ({', '.join(sorted(used))})" if len(card.profiles) > 1 else ""
 
 
-def _both_times(value: str, case: Case) -> str:
+def _both_times(value: str, case: CardCase) -> str:
     return f"{value}: {format_seconds(case.measured['step'])} ({format_seconds(case.predicted['step'])})"
 
 
@@ -231,7 +232,7 @@ def _every_case(card: Card) -> str:
     return f"## Every case\n\n{table(head, rows)}"
 
 
-def _error(case: Case, quantity: str) -> str:
+def _error(case: CardCase, quantity: str) -> str:
     error = case.error(quantity)
     missing = "-" if quantity == AT_MEASURED_HOST else ""
     return missing if error is None else f"{error:+.2%}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.scenario.scenario import MICRO_BATCHES, workload_digest
 
 if TYPE_CHECKING:
-    from perfmodel.accuracy.card import Case
+    from perfmodel.accuracy.cases import CardCase
 
 SETTINGS = ("parallelism.bucket_cap_mb", "parallelism.strategy", MICRO_BATCHES)
 DEFAULT = "default"
@@ -21,7 +21,9 @@ NEAR = 0.01  # measured values that lie no further apart are as good as each oth
 
 
 def settings_of(scenario: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """By setting: a digest of all others, and its value. A setting of a pipeline is left out where there is none.
+    """Return, by setting, a digest of all other settings and the setting's value.
+
+    Settings of a pipeline are left out of scenarios without one.
 
     >>> settings_of({"parallelism": {"strategy": "ddp"}})["parallelism.strategy"][1]
     'ddp'
@@ -44,10 +46,18 @@ def settings_of(scenario: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Choice:
-    """setting: what the cases differ in. cases: by value, in order of the measured time."""
+    """Cases that differ in one setting.
+
+    Attributes
+    ----------
+    setting : str
+        The setting in which the cases differ.
+    cases : dict of str to CardCase
+        By the setting's value, in order of the measured time.
+    """
 
     setting: str
-    cases: dict[str, Case]
+    cases: dict[str, CardCase]
 
     @property
     def best(self) -> str:
@@ -72,9 +82,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two cases, named as among others, that are predicted in another order than measured, smaller (measured) first.
+    """Two cases that are predicted in another order than measured.
 
-    apart: by how much the larger measured value exceeds the smaller, as a share of the smaller.
+    Attributes
+    ----------
+    smaller, larger : str
+        Their names, by their measured values.
+    apart : float
+        By how much the larger measured value exceeds the smaller, as a share of the smaller.
     """
 
     smaller: str
@@ -82,10 +97,11 @@ class Swap:
     apart: float
 
 
-def swaps(cases: Mapping[str, Case], quantity: str) -> list[Swap]:
-    """All pairs of ``cases`` whose ``quantity`` is predicted the other way round than measured.
+def swaps(cases: Mapping[str, CardCase], quantity: str) -> list[Swap]:
+    """Return all pairs of cases whose quantity is predicted in the opposite order than measured.
 
-    Cases that lack it, measured or predicted, are left out. What is equal on either side is in no wrong order.
+    Cases without a measured or predicted value are left out. Values that are equal on either side are in no wrong
+    order.
     """
     known = {
         name: (case.measured[quantity], case.predicted[quantity])
@@ -101,24 +117,24 @@ def swaps(cases: Mapping[str, Case], quantity: str) -> list[Swap]:
     return found
 
 
-def choices(cases: Iterable[Case]) -> list[Choice]:
-    """All choices with at least two values; of several measurements of one value the earliest counts."""
-    found: dict[tuple[str, str], dict[str, Case]] = {}
+def choices(cases: Iterable[CardCase]) -> list[Choice]:
+    """Return all choices with at least two values; of several measurements of one value the earliest counts."""
+    by_setting: dict[tuple[str, str], dict[str, CardCase]] = {}
     for case in sorted(cases, key=lambda case: case.measured_at):
         for setting, (digest, value) in case.settings.items():
-            found.setdefault((setting, digest), {}).setdefault(value, case)
-    made = [
+            by_setting.setdefault((setting, digest), {}).setdefault(value, case)
+    several = [
         Choice(setting, dict(sorted(values.items(), key=lambda item: item[1].measured["step"])))
-        for (setting, _), values in found.items()
+        for (setting, _), values in by_setting.items()
         if len(values) > 1
     ]
-    return sorted(made, key=lambda each: (each.setting, min(case.name for case in each.cases.values())))
+    return sorted(several, key=lambda each: (each.setting, min(case.name for case in each.cases.values())))
 
 
-def alike(names: Sequence[str]) -> str:
-    """The words that all names of cases begin with, without the folders that tell measurements of one case apart.
+def common_words(names: Sequence[str]) -> str:
+    """Return the words that all names begin with, without the folders that distinguish measurements of one case.
 
-    >>> alike(["gpt-large-ddp2", "gpt-large-ddp4 (node)"])
+    >>> common_words(["gpt-large-ddp2", "gpt-large-ddp4 (node)"])
     'gpt-large'
     """
     columns = zip(*(name.partition(" (")[0].split("-") for name in names), strict=False)

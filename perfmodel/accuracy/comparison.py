@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from perfmodel.accuracy.card import Pair
+from perfmodel.accuracy.cases import Pair
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import CARD_NUMBERS, head_of
 from perfmodel.hardware.interconnect import REFERENCE

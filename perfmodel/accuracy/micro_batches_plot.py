@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.accuracy.choices import Choice, alike, choices
+from perfmodel.accuracy.choices import Choice, choices, common_words
 from perfmodel.prediction.figures_of_merit import samples_per_step
 from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure, spread_limits
 from perfmodel.report.plots.palette import GRID, SIDE_STYLES, SIDES
@@ -17,7 +17,7 @@ from perfmodel.units import GIB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.accuracy.card import Card, Case, Pair
+    from perfmodel.accuracy.cases import Card, CardCase, Pair
 
 ABOVE_POINTS, BELOW_POINTS = 11, -22  # from a point to its number: the larger of two stands above
 ROOM = 0.12  # of the axis, above what it shows, for the legend
@@ -36,7 +36,7 @@ def save_micro_batch_plots(card: Card, pairs: Iterable[Pair], directory: Path) -
         if choice.setting != MICRO_BATCHES:
             continue
         names = [case.name for case in choice.cases.values()]
-        together = alike(names) or names[0]
+        together = common_words(names) or names[0]
         path = directory / f"micro-batches-{file_words(together)}.png"
         if path in saved:
             path = directory / f"micro-batches-{file_words(together)}-{len(saved)}.png"
@@ -100,5 +100,5 @@ def _draw(choice: Choice, sides: Mapping[str, Mapping[int, float]], ax: Axes | N
     return ax
 
 
-def _tick(count: int, case: Case) -> str:
+def _tick(count: int, case: CardCase) -> str:
     return f"{count} *" if case.split == "held-out" else str(count)

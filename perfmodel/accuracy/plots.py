@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.accuracy.card import Card, Case
+from perfmodel.accuracy.cases import Card, CardCase
 from perfmodel.accuracy.strategies_plots import save_strategy_plots
 from perfmodel.report.plots.canvas import axes_or_new, save_figure
 from perfmodel.report.plots.palette import ACCURATE, GRID, LAYOUT_MARKERS, LAYOUTS, OUTSIDE
@@ -117,7 +117,7 @@ def _draw_errors(card: Card, quantity: str, ax: Axes) -> Axes:
 def plot_errors(card: Card, quantity: str = "step", ax: Axes | None = None) -> Axes:
     """Each case's signed error in the row of its class, held-out ones filled; linear around 0, logarithmic beyond."""
     ax = axes_or_new(ax)
-    rows: dict[str, list[tuple[float, Case]]] = {}
+    rows: dict[str, list[tuple[float, CardCase]]] = {}
     for case in card.cases:
         if (error := case.error(quantity)) is not None:
             rows.setdefault(case.group, []).append((error, case))
@@ -154,7 +154,7 @@ def _error_axis(ax: Axes, farthest: float, quantity: str) -> None:
     ax.set_xlabel("error, %; the band is ±5 %, filled: held out")
 
 
-def layout_words(case: Case) -> str:
+def layout_words(case: CardCase) -> str:
     """How the case is spread over GPUs, one of :data:`~perfmodel.report.plots.palette.LAYOUTS`."""
     if MICRO_BATCHES in case.settings:
         return "pipeline"
@@ -163,5 +163,5 @@ def layout_words(case: Case) -> str:
     return "ZeRO" if case.layout.strategy.startswith("zero") else "data parallel"
 
 
-def _fill(case: Case) -> str:
+def _fill(case: CardCase) -> str:
     return LAYOUTS[layout_words(case)] if case.split == "held-out" else "white"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel.accuracy.markdown import table
 
 if TYPE_CHECKING:
-    from perfmodel.accuracy.card import Card, Case
+    from perfmodel.accuracy.cases import Card, CardCase, RankPeaks
     from perfmodel.hardware.measurement import Measurement
     from perfmodel.simulate.memory.walk import MemoryTimeline
 
@@ -19,12 +19,22 @@ REMARK = (
     "mean is of absolute errors."
 )
 
-RankPeaks = tuple[tuple[float, float] | None, ...]  # measured and predicted, bytes, by rank; None: not measured
-
 
 @dataclass(frozen=True)
 class RankErrors:
-    """Relative errors over ranks. mean: of absolute ones. worst: signed. worst_rank: whose that is."""
+    """Relative errors of one peak over ranks.
+
+    Attributes
+    ----------
+    ranks : int
+        How many ranks were measured.
+    mean : float
+        Mean of the absolute errors.
+    worst : float
+        The largest error, with its sign.
+    worst_rank : int
+        The rank with that error.
+    """
 
     ranks: int
     mean: float
@@ -33,9 +43,19 @@ class RankErrors:
 
 
 def rank_peaks(measurement: Measurement, memories: tuple[MemoryTimeline, ...]) -> dict[str, RankPeaks]:
-    """By quantity of :data:`PEAKS`; empty where one rank ran, or no steady step was looked at on any.
+    """Return measured and predicted peaks of every rank, by quantity of :data:`PEAKS`.
 
-    memories: predicted, of each rank in order.
+    Parameters
+    ----------
+    measurement : Measurement
+        The measured ranks.
+    memories : tuple of MemoryTimeline
+        Predicted memory of each rank, in order of ranks.
+
+    Returns
+    -------
+    dict of str to RankPeaks
+        Empty if one rank ran, or memory of no steady step was read on any.
     """
     if not measurement.ranks or len(measurement.ranks) != len(memories):
         return {}
@@ -57,7 +77,7 @@ def rank_peaks(measurement: Measurement, memories: tuple[MemoryTimeline, ...]) -
 
 
 def rank_errors(peaks: RankPeaks) -> RankErrors | None:
-    """Of the ranks that were measured; None if none was."""
+    """Return the errors over the ranks that were measured; None if none was."""
     errors = {rank: pair[1] / pair[0] - 1 for rank, pair in enumerate(peaks) if pair is not None and pair[0]}
     if not errors:
         return None
@@ -67,7 +87,7 @@ def rank_errors(peaks: RankPeaks) -> RankErrors | None:
 
 
 def rank_memory_section(card: Card) -> str:
-    """A sentence for each peak over all cases, and a row for each case of several ranks; empty without such cases."""
+    """Write a sentence for each peak over all cases, and a row for each case of several ranks; empty without any."""
     cases = [case for case in card.cases if case.rank_peaks]
     if not cases:
         return ""
@@ -78,7 +98,7 @@ def rank_memory_section(card: Card) -> str:
     return "\n\n".join(["## Peak memory by rank", f"{REMARK} {sentences}", table(head, rows)])
 
 
-def _cells(case: Case) -> list[str]:
+def _cells(case: CardCase) -> list[str]:
     found = []
     for quantity in PEAKS:
         errors = rank_errors(case.rank_peaks.get(quantity, ()))
@@ -88,8 +108,8 @@ def _cells(case: Case) -> list[str]:
     return found
 
 
-def _over_all(cases: list[Case], quantity: str) -> str:
-    """Every rank counts alike."""
+def _over_all(cases: list[CardCase], quantity: str) -> str:
+    """Write the mean and worst error of one peak; every rank has the same weight."""
     known = [(case, errors) for case in cases if (errors := rank_errors(case.rank_peaks.get(quantity, ()))) is not None]
     if not known:
         return ""

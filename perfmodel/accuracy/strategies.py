@@ -1,8 +1,7 @@
-"""Strategies side by side: measured cases that share everything but how they are spread over the same GPUs.
+"""Strategies side by side: measured cases that differ only in how they are spread over the same GPUs.
 
 FSDP's mixed precision counts as precision, not as a setting of the strategy, and a pipeline as other work: its batch is
-spread over all ranks. One GPU that runs the batch of a rank
-alone stands beside them as ``none``.
+spread over all ranks. One GPU that runs the batch of a rank alone joins the group as ``none``.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from perfmodel.accuracy.choices import alike
+from perfmodel.accuracy.cases import CardCase, Layout
+from perfmodel.accuracy.choices import common_words
 from perfmodel.scenario.scenario import FsdpSection, ParallelismSection, workload_digest
-
-if TYPE_CHECKING:
-    from perfmodel.accuracy.card import Case
 
 FEWEST_CASES = 3
 STRATEGIES: tuple[str, ...] = get_args(ParallelismSection.model_fields["strategy"].annotation)
@@ -25,37 +22,28 @@ NOT_SETTINGS = ("dp", "strategy", "fsdp", "pp")  # of parallelism; what fsdp hol
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a case is spread over GPUs.
+class StrategyGroup:
+    """Cases of the same work on the same GPUs.
 
-    work: digest of what each rank would compute alone, and on what GPU. place: the GPUs, in words; empty for one.
-    strategy: of data parallelism. settings: those that are not at their defaults, in words; empty where all are.
+    Attributes
+    ----------
+    place : str
+        The GPUs, in words.
+    cases : dict of str to CardCase
+        By label, in order of strategy, ``none`` first.
     """
 
-    work: str
     place: str
-    strategy: str
-    settings: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.strategy} {self.settings}".rstrip()
-
-
-@dataclass(frozen=True)
-class StrategyGroup:
-    """place: the GPUs, in words. cases: by label, in order of strategy: ``none`` first."""
-
-    place: str
-    cases: dict[str, Case]
+    cases: dict[str, CardCase]
 
     @property
     def name(self) -> str:
-        """What the names of those of several GPUs have in common."""
-        return alike(self._names) or self._names[0]
+        """The words that names of the cases on several GPUs have in common."""
+        return common_words(self._names) or self._names[0]
 
     @property
     def profiles(self) -> list[str]:
+        """Names of the profiles that the cases were predicted with."""
         return sorted({case.profile for case in self.cases.values()})
 
     @property
@@ -64,7 +52,7 @@ class StrategyGroup:
 
 
 def layout_of(scenario: dict[str, Any]) -> Layout:
-    """Of a scenario as a measurement holds it, with its defaults written out.
+    """Return the layout of a scenario as a measurement holds it, without defaults.
 
     >>> layout = layout_of({"parallelism": {"strategy": "ddp", "bucket_cap_mb": 5}, "hardware": {"gpus": 4}})
     >>> layout.place, layout.label
@@ -85,7 +73,7 @@ def layout_of(scenario: dict[str, Any]) -> Layout:
 
 
 def _policy(given: dict[str, Any], precision: str) -> list[str] | None:
-    """What FSDP computes and reduces in; None where it changes nothing."""
+    """Return the dtypes that FSDP computes and reduces in; None if they change nothing."""
     own = "fp32" if precision == "fp32" else None
     computed = given.get("param") or own
     reduced = given.get("reduce") or computed
@@ -100,7 +88,7 @@ def _place(gpus: int | None, nodes: int | None, interconnect: str | None) -> str
 
 
 def _changed(given: dict[str, Any], section: type[ParallelismSection] | type[FsdpSection]) -> list[str]:
-    """The settings that are not at their defaults, in the order of the schema."""
+    """Return the settings that differ from their defaults, in the order of the schema."""
     fields = {name: field.default for name, field in section.model_fields.items() if name not in NOT_SETTINGS}
     changed = {name: given[name] for name, default in fields.items() if given.get(name) not in (None, default)}
     return [name if value is True else f"{name} {_shown(value)}" for name, value in changed.items()]
@@ -112,21 +100,21 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
-def strategy_groups(cases: Iterable[Case]) -> list[StrategyGroup]:
-    """All groups of at least :data:`FEWEST_CASES` layouts of at least two strategies.
+def strategy_groups(cases: Iterable[CardCase]) -> list[StrategyGroup]:
+    """Return all groups of at least :data:`FEWEST_CASES` layouts of at least two strategies.
 
     Of several measurements of one layout the earliest counts.
     """
-    found: dict[tuple[str, str], dict[str, Case]] = {}
+    by_work: dict[tuple[str, str], dict[str, CardCase]] = {}
     for case in sorted(cases, key=lambda case: case.measured_at):
         if case.layout is not None:
             key = (case.layout.work, case.layout.place)
-            found.setdefault(key, {}).setdefault(case.layout.label, case)
+            by_work.setdefault(key, {}).setdefault(case.layout.label, case)
     groups = []
-    for (work, place), spread in found.items():
+    for (work, place), spread in by_work.items():
         if not place:
             continue
-        together = found.get((work, ""), {}) | spread
+        together = by_work.get((work, ""), {}) | spread
         strategies = {case.layout.strategy for case in together.values() if case.layout is not None}
         if len(together) >= FEWEST_CASES and len(strategies) > 1:
             groups.append(StrategyGroup(place, dict(sorted(together.items(), key=lambda item: _order(item[1].layout)))))
@@ -134,7 +122,7 @@ def strategy_groups(cases: Iterable[Case]) -> list[StrategyGroup]:
 
 
 def _order(layout: Layout | None) -> tuple[int, list[tuple[float, str]]]:
-    """Strategies as the schema lists them, each as it is by default first, then by name and value of its settings."""
+    """Sort by strategy as the schema lists them, then default settings first, then by names and values of settings."""
     assert layout is not None
     words = re.split(r"(\d[\d.]*)", layout.settings)  # every second is a number
     in_order = [(float(word.rstrip(".")), "") if index % 2 else (0.0, word) for index, word in enumerate(words)]

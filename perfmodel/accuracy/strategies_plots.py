@@ -15,7 +15,7 @@ from perfmodel.units import GIB, MS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.accuracy.card import Card, Case
+    from perfmodel.accuracy.cases import Card, CardCase
 
 ASIDE = 0.13  # of the distance of rows: measured stands so far above the row's middle, predicted below
 ROOM = 0.35  # of what the axis shows, right of it, for numbers
@@ -99,7 +99,7 @@ def plot_strategies(group: StrategyGroup, quantity: str = "step", ax: Axes | Non
     return ax
 
 
-def _name(label: str, case: Case) -> str:
+def _name(label: str, case: CardCase) -> str:
     """Settings, which may be long, stand below their strategy."""
     strategy, _, settings = label.partition(" ")
     held_out = " *" if case.split == "held-out" else ""

@@ -11,7 +11,7 @@ from perfmodel.accuracy.strategies import StrategyGroup, strategy_groups
 from perfmodel.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from perfmodel.accuracy.card import Card, Case
+    from perfmodel.accuracy.cases import Card, CardCase
 
 QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "step": ("time", format_seconds),
@@ -20,7 +20,7 @@ QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def strategies_section(card: Card) -> str:
-    """A sentence and a table for each of :data:`QUANTITIES`; empty where the card has no group."""
+    """Write a sentence and a table for each of :data:`QUANTITIES`; empty if the card has no group."""
     groups = strategy_groups(card.cases)
     if not groups:
         return ""
@@ -57,8 +57,8 @@ def _order(groups: list[StrategyGroup], quantity: str, several_profiles: bool) -
     return f"{sentence}\n\n{table(head, rows)}"
 
 
-def _measured(group: StrategyGroup, quantity: str) -> dict[str, Case]:
-    """Those of the group whose quantity is known, in measured order."""
+def _measured(group: StrategyGroup, quantity: str) -> dict[str, CardCase]:
+    """Return the cases of the group whose quantity is known, in measured order."""
     known = {label: case for label, case in group.cases.items() if case.error(quantity) is not None}
     return dict(sorted(known.items(), key=lambda item: item[1].measured[quantity]))
 
@@ -72,6 +72,6 @@ def _named(group: StrategyGroup, several_profiles: bool) -> str:
     return f"{place} ({', '.join(group.profiles)})" if several_profiles else place
 
 
-def _both(label: str, case: Case, quantity: str) -> str:
+def _both(label: str, case: CardCase, quantity: str) -> str:
     _, shown = QUANTITIES[quantity]
     return f"{label}: {shown(case.measured[quantity])} ({shown(case.predicted[quantity])})"

@@ -17,7 +17,7 @@ from perfmodel.terminal import write
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from perfmodel.accuracy.card import Pair
+    from perfmodel.accuracy.cases import Pair
 
 
 @click.command(cls=TaughtCommand)

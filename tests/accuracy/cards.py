@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.accuracy.card import (
-    Card,
-    Case,
-)
+from perfmodel.accuracy.cases import Card, CardCase
 from perfmodel.hardware.measurement import Measurement, StepMemory
 from tests.report.synthetic import MIB
 
 
-def case(name: str, group: str, split: str, error: float, **changes: object) -> Case:
+def case(name: str, group: str, split: str, error: float, **changes: object) -> CardCase:
     """A case that is measured at one second and predicted off by ``error``."""
-    known = Case(
+    known = CardCase(
         name=name,
         group=group,
         split=split,

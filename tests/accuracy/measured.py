@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from perfmodel.accuracy.card import Pair
+from perfmodel.accuracy.cases import Pair
 from perfmodel.hardware.measurement import Measurement, RankCommunication, RankSamples, StepMemory
 from perfmodel.prediction.prediction import Prediction
 from validate.cases import resolved_scenario

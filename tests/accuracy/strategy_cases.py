@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.accuracy.card import Case
+from perfmodel.accuracy.cases import CardCase
 from perfmodel.accuracy.strategies import layout_of
 from tests.accuracy import cards
 
@@ -23,14 +23,14 @@ def scenario(strategy: str, hardware: dict[str, Any] | None = None, **changes: A
     return known | {"parallelism": parallelism, "hardware": hardware or FOUR} | changes
 
 
-def case(name: str, *arguments: Any, step: tuple[float, float] = (1.0, 1.0), **changes: Any) -> Case:
+def case(name: str, *arguments: Any, step: tuple[float, float] = (1.0, 1.0), **changes: Any) -> CardCase:
     """step: measured and predicted, seconds."""
     strategy, *rest = arguments or (name,)
     sides = {"measured": {"step": step[0]}, "predicted": {"step": step[1]}}
     return cards.case(name, "own", "tuning", 0.0, layout=layout_of(scenario(strategy, *rest, **changes)), **sides)
 
 
-def with_memory(found: Case, measured: float, predicted: float) -> Case:
+def with_memory(found: CardCase, measured: float, predicted: float) -> CardCase:
     sides = {"measured": measured * GIB, "predicted": predicted * GIB}
     return replace(found, **{side: getattr(found, side) | {"peak_allocated": value} for side, value in sides.items()})
 

@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from perfmodel.accuracy.card import (
-    Card,
-    Pair,
-    Statistics,
     accuracy_card,
     card_json,
     load_card,
@@ -19,6 +16,7 @@ from perfmodel.accuracy.card import (
     save_card,
     worsened,
 )
+from perfmodel.accuracy.cases import Card, Pair, Statistics
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.measurement import Measurement
 from tests.accuracy.cards import CARD, case, measurement

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.accuracy.card import Card, Case
 from perfmodel.accuracy.card_text import INTRODUCTION, accuracy_markdown, case_table, summary_line
+from perfmodel.accuracy.cases import Card, CardCase
 from perfmodel.report.text.prediction import rendered
 from tests.accuracy.cards import CARD, case
 
@@ -83,7 +83,7 @@ def test_whole_card() -> None:
 
 
 def test_what_would_have_been_chosen() -> None:
-    def bucket(size: str, measured_s: float, predicted_s: float) -> Case:
+    def bucket(size: str, measured_s: float, predicted_s: float) -> CardCase:
         sides = {"measured": {"step": measured_s}, "predicted": {"step": predicted_s}}
         settings = {"parallelism.bucket_cap_mb": ("rest", size)}
         return case(f"gpt-large-ddp4-bucket{size}", "ddp", "tuning", 0.0, settings=settings, **sides)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from perfmodel.accuracy.card import Card, Case
 from perfmodel.accuracy.card_text import accuracy_markdown
-from perfmodel.accuracy.choices import MICRO_BATCHES, Swap, alike, choices, settings_of, swaps
+from perfmodel.accuracy.cases import Card, CardCase
+from perfmodel.accuracy.choices import MICRO_BATCHES, Swap, choices, common_words, settings_of, swaps
 
 
-def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> Case:
+def case(name: str, measured_s: float, predicted_s: float, **parallelism: Any) -> CardCase:
     scenario = {"name": name, "model": {"family": "gpt"}, "parallelism": {"dp": 4, "strategy": "ddp"} | parallelism}
-    return Case(
+    return CardCase(
         name=name,
         group="ddp",
         split="tuning",
@@ -84,11 +84,11 @@ def test_swapped_pairs_and_how_far_apart_they_are() -> None:
 
 
 def test_names_that_have_nothing_in_common() -> None:
-    assert alike(["gpt-a", "vgg-a"]) == ""
+    assert common_words(["gpt-a", "vgg-a"]) == ""
 
 
 def test_pipelines_that_differ_in_micro_batches_alone_are_a_choice() -> None:
-    def pipeline(name: str, measured_s: float, predicted_s: float, count: int, stages: int = 2) -> Case:
+    def pipeline(name: str, measured_s: float, predicted_s: float, count: int, stages: int = 2) -> CardCase:
         section = {"stages": stages, "schedule": "1f1b", "micro_batches": count}
         return case(name, measured_s, predicted_s, strategy="none", pp=section)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.accuracy.card import Card, Case, Pair
+from perfmodel.accuracy.cases import Card, CardCase, Pair
 from perfmodel.accuracy.choices import choices, settings_of
 from perfmodel.accuracy.micro_batches_plot import plot_memory, plot_throughput, save_micro_batch_plots
 from perfmodel.units import GIB
@@ -14,7 +14,7 @@ from tests.accuracy import test_card
 from tests.report.pipelines import measured_pipeline, pipeline
 
 
-def case(count: int, measured_s: float, predicted_s: float, split: str = "tuning", name: str = "gpt-1f1b") -> Case:
+def case(count: int, measured_s: float, predicted_s: float, split: str = "tuning", name: str = "gpt-1f1b") -> CardCase:
     section = {"stages": 2, "schedule": name, "micro_batches": count}
     return test_card.case(
         f"{name}-m{count}",

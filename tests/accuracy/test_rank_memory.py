@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.accuracy.card import Card, Pair, accuracy_card, load_card, save_card
+from perfmodel.accuracy.card import accuracy_card, load_card, save_card
 from perfmodel.accuracy.card_text import accuracy_markdown
+from perfmodel.accuracy.cases import Card, Pair
 from perfmodel.accuracy.rank_memory import RankErrors, rank_errors, rank_memory_section, rank_peaks
 from perfmodel.hardware.measurement import Measurement, RankSamples, StepMemory
 from perfmodel.simulate.memory.walk import MemoryTimeline

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from perfmodel.accuracy.card import Case
+from perfmodel.accuracy.cases import CardCase
 from perfmodel.accuracy.strategies import layout_of, strategy_groups
 from tests.accuracy.strategy_cases import FOUR, case, scenario
 
 
-def labels(*cases: Case) -> list[list[str]]:
+def labels(*cases: CardCase) -> list[list[str]]:
     return [list(group.cases) for group in strategy_groups(cases)]
 
 

@@ -9,7 +9,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perfmodel.accuracy.card import Card, accuracy_card
+from perfmodel.accuracy.card import accuracy_card
+from perfmodel.accuracy.cases import Card
 from perfmodel.accuracy.plots import save_accuracy_plots
 from perfmodel.accuracy.strategies import strategy_groups
 from perfmodel.accuracy.strategies_plots import plot_strategies

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.accuracy.card import Card
 from perfmodel.accuracy.card_text import accuracy_markdown
+from perfmodel.accuracy.cases import Card
 from perfmodel.accuracy.strategies_text import strategies_section
 from tests.accuracy.strategy_cases import GROUP
 

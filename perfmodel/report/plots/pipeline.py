@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-    from perfmodel.accuracy.card import Pair
+    from perfmodel.accuracy.cases import Pair
     from perfmodel.hardware.measurement import Measurement
 
 KINDS = {  # what the legend calls them, and their colours

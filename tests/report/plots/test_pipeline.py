@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from perfmodel.accuracy.card import Pair
+from perfmodel.accuracy.cases import Pair
 from perfmodel.report.plots.palette import OUTSIDE
 from perfmodel.report.plots.pipeline import (
     KINDS,

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from perfmodel.accuracy.card import Card
+from perfmodel.accuracy.cases import Card
 from perfmodel.accuracy.plots import plot_errors, plot_predicted_against_measured, save_accuracy_plots
 from perfmodel.prediction.predict import predict
 from perfmodel.report.plots import palette
