@@ -1,4 +1,4 @@
-"""What a prediction amounts to in the field's own measures: throughput and model FLOPs utilisation."""
+"""Throughput and model FLOPs utilisation of a prediction."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ARITHMETIC_OF_PRECISION = {
 
 
 def samples_per_step(prediction: Prediction) -> int:
-    """dp x batch.size x gradient_accumulation."""
+    """Return dp x batch.size x gradient_accumulation, the samples of one step over all ranks."""
     scenario = prediction.scenario
     accumulation = scenario.training.gradient_accumulation if scenario.mode == "train" else 1
     return scenario.parallelism.dp * scenario.batch.size * accumulation
 
 
 def throughput_samples_per_s(prediction: Prediction) -> float:
-    """Samples that the whole machine finishes in a second of steady training."""
+    """Return the samples that the whole machine finishes in a second of steady training."""
     return samples_per_step(prediction) / prediction.step_time_s
 
 
 def peak_flops_per_s(prediction: Prediction) -> float | None:
-    """The datasheet's dense peak of one device in what the scenario computes in; None where the profile knows none."""
+    """Return the datasheet's dense peak of one device for the scenario's precision; None if the profile has none."""
     section = prediction.scenario.parallelism.fsdp
     policy = None if section is None else section.mixed_precision
     own = ARITHMETIC_OF_PRECISION[prediction.scenario.precision]
@@ -36,10 +36,18 @@ def peak_flops_per_s(prediction: Prediction) -> float | None:
 
 
 def mfu(prediction: Prediction) -> float | None:
-    """Model FLOPs utilisation: model FLOPs of a rank's step, in the mean over a pipeline's, over what its device could
-    do in that time.
+    """Return the model FLOPs utilisation: model FLOPs of a rank's step over what its device could do in that time.
 
-    None where the profile has no datasheet peak. Recomputation (activation checkpointing) is not in the model FLOPs.
+    MFU = model FLOPs / (step time x peak FLOP/s)
+
+    Returns
+    -------
+    float or None
+        None if the profile has no datasheet peak.
+
+    Notes
+    -----
+    In a pipeline, model FLOPs are the mean over ranks. Recomputation (activation checkpointing) is not counted.
     Source: Chowdhery et al. 2022, PaLM, appendix B.
     """
     peak = peak_flops_per_s(prediction)

@@ -1,4 +1,4 @@
-"""What would make a step fit that does not: settings that are tried as far as their traces are at hand."""
+"""Settings with which a step would fit that does not; they are tried if their traces are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIMIZER, FUSED = "optimizer.implementation", "fused"
 OF_ACTIVATIONS = (BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING)
 OF_THE_BATCH = (StorageKind.INPUT, StorageKind.ACTIVATION)
 
-Values = dict[str, int | str]
+SettingValues = dict[str, int | str]
 Section = TypeVar("Section", bound=BaseModel)
 
 
@@ -38,21 +38,21 @@ class Remedy:
     Attributes
     ----------
     values : dict
-        By key, as ``--set`` takes them.
+        Values by key, as ``--set`` takes them.
     fits : bool or None
-        None where no trace of it is at hand.
+        Whether the step fits with them; None if its trace is not stored.
     needed_bytes : int or None
-        As of :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`, of the rank that takes most.
+        Bytes that the rank with most memory needs, as in :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`.
     """
 
-    values: Values
+    values: SettingValues
     fits: bool | None
     needed_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """What is known of settings with which a step would fit.
+    """What is known about settings with which a step would fit.
 
     Attributes
     ----------
@@ -61,8 +61,8 @@ class Fitting:
     capacity_bytes : int
         The device's.
     remedies : tuple of Remedy
-        Of the same keys from the mildest value on, up to the first that is known to fit. Where ``fixed_bytes`` alone
-        are too much, none that changes activations alone.
+        For each key, values from the mildest on, up to the first that is known to fit. If ``fixed_bytes`` alone are too
+        much, there is none that changes only activations.
     """
 
     fixed_bytes: int
@@ -71,7 +71,7 @@ class Fitting:
 
     @property
     def is_fixed_too_much(self) -> bool:
-        """Whether no batch size fits, and no checkpointing."""
+        """Whether the step fits with no batch size and no checkpointing."""
         return self.fixed_bytes > self.capacity_bytes
 
 
@@ -99,15 +99,15 @@ def what_fits(prediction: Prediction) -> Fitting:
     alone = [each for each in settings if fixed_bytes <= capacity_bytes or each not in of_activations]
     found = [remedy for key, values in alone for remedy in _first_fitting(prediction, key, values)]
     if (OPTIMIZER, [FUSED]) in settings and not any(each.fits for each in found):
-        fused: Values = {OPTIMIZER: FUSED}
+        fused: SettingValues = {OPTIMIZER: FUSED}
         found += [each for key, values in of_activations for each in _first_fitting(prediction, key, values, fused)]
     return Fitting(fixed_bytes, capacity_bytes, tuple(found))
 
 
 def _first_fitting(
-    prediction: Prediction, key: str, values: Sequence[int | str], others: Values | None = None
+    prediction: Prediction, key: str, values: Sequence[int | str], others: SettingValues | None = None
 ) -> Iterator[Remedy]:
-    """Remedies up to the first that is known to fit. others: what is changed besides."""
+    """Yield remedies up to the first that is known to fit; ``others`` are values that all of them change as well."""
     for value in values:
         remedy = _tried(prediction, {**(others or {}), key: value})
         if remedy is not None:
@@ -117,7 +117,7 @@ def _first_fitting(
 
 
 def fixed_memory_bytes(prediction: Prediction) -> int:
-    """What the rank that a prediction is of has in use at least, however few activations it keeps; 0 on a CPU.
+    """Return the least bytes that the rank of a prediction has in use, however few activations it keeps; 0 on a CPU.
 
     Notes
     -----
@@ -134,7 +134,7 @@ def fixed_memory_bytes(prediction: Prediction) -> int:
 
 
 def _settings(scenario: Scenario) -> Iterator[tuple[str, list[int | str]]]:
-    """Keys, and what their values could be instead, mildest first."""
+    """Yield keys with other values that they could have, mildest first."""
     size, parallelism = scenario.batch.size, scenario.parallelism
     if parallelism.pp is None:
         yield BATCH_SIZE, [size >> n for n in range(1, size.bit_length())]
@@ -155,8 +155,8 @@ def _settings(scenario: Scenario) -> Iterator[tuple[str, list[int | str]]]:
         yield "parallelism.strategy", ["zero3"]
 
 
-def _tried(prediction: Prediction, values: Values) -> Remedy | None:
-    """None where the scenario cannot have these values."""
+def _tried(prediction: Prediction, values: SettingValues) -> Remedy | None:
+    """Predict the memory with these values; None if the scenario cannot have them."""
     scenario = prediction.scenario
     for key, value in values.items():
         scenario = _with_value(scenario, key, value)

@@ -1,4 +1,4 @@
-"""Whether a step fits into device memory, in words: how much it needs, and where it runs out."""
+"""Sentences on whether a step fits into device memory: how much it needs, and where it runs out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.units import MIB, format_bytes
 
 SAME_BYTES = 4 * MIB  # that two figures of a step's need may differ by and still be said as one
 
-Row = tuple[str, Text | str, str]
+AnswerRow = tuple[str, Text | str, str]
 
 KIND_WORDS = {
     StorageKind.PARAMETER: "parameters",
@@ -28,8 +28,8 @@ KIND_WORDS = {
 }
 
 
-def memory_rows(prediction: Prediction) -> Iterator[Row]:
-    """Rows of the answer: a name, the figure and what is to be known of it."""
+def memory_rows(prediction: Prediction) -> Iterator[AnswerRow]:
+    """Yield the rows on memory of the answer: a name, a figure and a remark."""
     memory = prediction.largest_memory
     if memory is None:
         yield "memory", "not predicted", "on a CPU"
@@ -80,7 +80,7 @@ def shortage_text(memory: MemoryTimeline, capacity_bytes: float, rank: int | Non
 
 
 def refusal_text(memory: MemoryTimeline) -> tuple[str, str]:
-    """When a step that does not fit runs out of memory, and at which request."""
+    """Say when a step that does not fit runs out of memory, and at which request."""
     refused, place = memory.out_of_memory, memory.place
     if refused is None or place is None:
         raise ValueError("this step fits")

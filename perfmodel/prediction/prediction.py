@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 class KernelUse:
     """One distinct operator of the step.
 
-    key: its kernel key. cost: what one call costs alone. count: how often the step runs it. total_s: device seconds of
-    these runs in the step, each as warm as it finds the cache.
+    Attributes
+    ----------
+    key : str
+        Its kernel key.
+    cost : KernelCost
+        What one call costs alone.
+    count : int
+        How often the step runs it.
+    total_s : float
+        Device seconds of these runs in the step, each with what it finds in the cache.
     """
 
     key: str
@@ -31,31 +39,68 @@ class KernelUse:
 
     @property
     def mean_s(self) -> float:
+        """Device seconds of one run, in the mean."""
         return self.total_s / self.count
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """See ``perfmodel predict --json`` for the meaning of each field; times in seconds, sizes in bytes.
+    """The answer to a scenario; times in seconds, sizes in bytes.
 
-    interval_s: 5th and 95th percentile of the steady step. breakdown: seconds by forward_s, backward_s, optimizer_s,
-    exposed_communication_s, bubble_s, host_bound_s, which add up to the step, and communication_s beside them.
-    provenance: share of the device's busy time by source (exact, curve, extrapolated, estimated, roofline).
-    collective_provenance: share of the collectives' time alone by source (exact, curve, extrapolated), empty where
-    there are none. communication_bytes: by
-    group; of collectives, the sizes that nccl-tests counts, of messages (group ``pp``, or one for each two ranks) all
-    that the rank sends and receives. scaled_share: of the device's busy time before it was scaled to another datasheet,
-    what follows the values that were changed. idle_settings: keys of ``--set`` that change the profile but nothing in
-    the answer. own_settings: those that set a value which the profile has anyway. assumptions: what was not measured
-    but supposed, such as faster links. clock: to which the power limit lowers it, which kernels
-    and their times contain; None at the full one. kernels: largest total first. model_flops: of the whole step over all
-    ranks, per rank.
+    ``program``, ``timeline``, ``memory``, ``clock``, ``kernels``, ``breakdown``, ``communication_bytes`` and
+    ``provenance`` describe one rank. In a pipeline that is ``shown_rank``, the first of those whose compute streams are
+    busiest; otherwise it is a rank with the longest step, for which all others wait. ``bottleneck`` and ``warnings``
+    are about all ranks of a pipeline.
 
-    Of one rank are program, timeline, memory, clock, kernels, breakdown, communication_bytes and provenance: of a
-    pipeline, of shown_rank, the first of those whose compute streams work longest; else, where shown_rank is None, of
-    one whose step is longest, which all others wait for. bottleneck and warnings are of all ranks of a pipeline.
-    rank_memories: of each rank in order. rank_timelines, rank_programs, rank_kernels: the same of a pipeline, empty
-    where ranks do not differ in time.
+    Attributes
+    ----------
+    scenario : Scenario
+        The question.
+    profile : Profile
+        The machine, with the values that ``--set`` changed.
+    program : Program
+        What the rank's host issues in a step.
+    timeline : Timeline
+        When everything happens, on host and device.
+    memory : MemoryTimeline or None
+        What the caching allocator holds; None on a CPU.
+    interval_s : tuple of float
+        5th and 95th percentile of the steady step.
+    kernels : tuple of KernelUse
+        Distinct operators, the largest total first.
+    breakdown : dict of str to float
+        Seconds by ``forward_s``, ``backward_s``, ``optimizer_s``, ``exposed_communication_s``, ``bubble_s`` and
+        ``host_bound_s``, which add up to the step, and ``communication_s``, which is not part of that sum.
+    bottleneck : str
+        One sentence: what to change first.
+    provenance : dict of str to float
+        Share of the device's busy time by source: exact, curve, extrapolated, estimated, roofline.
+    model_flops : float
+        FLOPs of the whole step over all ranks, per rank.
+    shown_rank : int or None
+        See above; None without a pipeline.
+    rank_memories : tuple of MemoryTimeline
+        Memory of every rank, in order of ranks; empty on a CPU.
+    rank_timelines, rank_programs, rank_kernels : tuple
+        The same of every rank of a pipeline; empty if ranks do not differ in time.
+    communication_bytes : dict of str to int
+        Bytes by group. Collectives count the sizes that nccl-tests counts; messages (group ``pp``, or one group for
+        each two ranks) count all that the rank sends and receives.
+    collective_provenance : dict of str to float
+        Share of the collectives' time alone by source: exact, curve, extrapolated; empty without collectives.
+    scaled_share : float
+        Share of the device's busy time, before scaling to another datasheet, that follows the changed values.
+    idle_settings : tuple of str
+        Keys of ``--set`` that change the profile but nothing in the answer.
+    own_settings : tuple of str
+        Keys of ``--set`` whose values the profile has anyway.
+    assumptions : tuple of str
+        What was not measured but assumed, such as faster links.
+    clock : Clock or None
+        The clock to which the power limit lowers the device, which ``kernels`` and all times contain; None at full
+        clock.
+    warnings : tuple of str
+        What makes the answer less certain, in sentences.
     """
 
     scenario: Scenario
@@ -85,31 +130,34 @@ class Prediction:
 
     @property
     def largest_memory(self) -> MemoryTimeline | None:
-        """Of the rank that takes most; None on a CPU."""
+        """Memory of the rank that needs most; None on a CPU."""
         known = self.rank_memories or (() if self.memory is None else (self.memory,))
         return max(known, key=lambda each: (not each.fits, each.needed_bytes), default=None)
 
     @property
     def fits(self) -> bool | None:
-        """Whether every rank's memory does; None on a CPU."""
+        """Whether the memory of every rank fits into its device; None on a CPU."""
         memory = self.largest_memory
         return None if memory is None else memory.fits
 
     @property
     def step_retries(self) -> int:
-        """Most of any rank, see :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`."""
+        """Allocator retries in a steady step of the rank with most, see
+        :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`.
+        """
         known = self.rank_memories or (() if self.memory is None else (self.memory,))
         return max((each.step_retries for each in known if each.fits), default=0)
 
     @property
     def step_time_s(self) -> float:
-        """Of the rank whose step is longest; those of a pipeline differ by rounding alone."""
+        """Seconds of the longest step of any rank; steps of a pipeline's ranks differ by rounding alone."""
         return max((each.step_time_s for each in self.rank_timelines), default=self.timeline.step_time_s)
 
     @property
     def by_rank(self) -> tuple[Prediction, ...]:
-        """Of a pipeline, with program, timeline, kernels and memory of each rank in order, timelines since the first
-        host began the step; else this one alone.
+        """One Prediction per rank of a pipeline, on a common clock that starts when the first host begins the step.
+
+        Without a pipeline it holds this prediction alone.
         """
         if not self.rank_timelines:
             return (self,)

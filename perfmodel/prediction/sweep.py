@@ -1,4 +1,4 @@
-"""The verb `sweep`: predict every combination of some values and rank them, so that a person can choose."""
+"""Predict every combination of some values and rank them, so that a person can choose."""
 
 from __future__ import annotations
 
@@ -46,15 +46,35 @@ LONGEST_VALUE = 44
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a prediction says of one configuration.
+class SweepOutcome:
+    """What is kept of the prediction of one configuration.
 
-    interval_s: 90 % of the step. samples_per_step, throughput_samples_per_s: of all GPUs together. exposed_s:
-    communication that nothing hides. gpus: in all. bubble_share: of the step over all ranks of a pipeline; None without
-    one. fits: None where memory is not predicted (a CPU). peak_allocated_bytes, device_bytes (in use at the peak): of
-    the rank that needs most, None unless it fits. needed_bytes: the smallest device memory in which it would fit,
-    None where it fits. capacity_bytes: the device's.
-    assumptions, warnings: as of :class:`~perfmodel.prediction.prediction.Prediction`.
+    Attributes
+    ----------
+    step_time_s : float
+        Seconds of the steady step.
+    interval_s : tuple of float
+        90 % interval of the step, in seconds.
+    samples_per_step, throughput_samples_per_s
+        Samples of all GPUs together.
+    exposed_s : float
+        Exposed communication, in seconds.
+    fits : bool or None
+        Whether it fits into memory; None if memory is not predicted (on a CPU).
+    peak_allocated_bytes, device_bytes : int or None
+        Allocated, and in use on the device at the peak, of the rank that needs most; None unless it fits.
+    capacity_bytes : float
+        Memory of the device.
+    bottleneck : str
+        What to change first.
+    gpus : int
+        Number of GPUs.
+    bubble_share : float or None
+        Share of the step over all ranks of a pipeline in which they wait for their turns; None without a pipeline.
+    needed_bytes : int or None
+        The smallest device memory into which it would fit; None if it fits.
+    assumptions, warnings : tuple of str
+        As in :class:`~perfmodel.prediction.prediction.Prediction`.
     """
 
     step_time_s: float
@@ -76,20 +96,40 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Configuration:
-    """values: by key that was varied. rank: 1 is best, the same for ties, None where there is no order. outcome: None
-    where it was refused. reason: in one sentence, why there is no rank.
+    """One combination of the varied values.
+
+    Attributes
+    ----------
+    values : dict
+        Values by varied key.
+    rank : int or None
+        1 is best, ties share a rank; None if the configuration cannot be ranked.
+    outcome : SweepOutcome or None
+        None if the configuration was refused.
+    reason : str or None
+        Why there is no rank, in one sentence.
     """
 
     values: dict[str, Any]
     rank: int | None
-    outcome: Outcome | None
+    outcome: SweepOutcome | None
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """configurations: best first; those without a rank last, in the order in which they were asked. vary: the values by
-    key. assignments: the ``--set`` values that all share.
+    """All configurations of a sweep.
+
+    Attributes
+    ----------
+    scenario, profile : str
+        Their names.
+    vary : dict of str to tuple
+        The varied values by key.
+    assignments : tuple of str
+        The ``--set`` values that all configurations share.
+    configurations : tuple of Configuration
+        Best first; those without a rank come last, in the order in which they were asked.
     """
 
     scenario: str
@@ -100,12 +140,12 @@ class SweepResult:
 
     @property
     def ranked(self) -> tuple[Configuration, ...]:
-        """Those that have a rank, best first."""
+        """Configurations that have a rank, best first."""
         return tuple(each for each in self.configurations if each.rank is not None)
 
     @property
     def unranked(self) -> tuple[Configuration, ...]:
-        """Those that do not fit, whose time is not predicted, or that are refused."""
+        """Configurations that do not fit, whose time is not predicted, or that were refused."""
         return tuple(each for each in self.configurations if each.rank is None)
 
     @property
@@ -114,7 +154,7 @@ class SweepResult:
         return len({each.outcome.samples_per_step for each in self.configurations if each.outcome is not None}) <= 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as `perfmodel sweep --json` prints it."""
+        """Return plain data, as `perfmodel sweep --json` prints it."""
         return {"version": SWEEP_VERSION, **asdict(self)}
 
 
@@ -138,15 +178,15 @@ class _Question:
 
     @property
     def name(self) -> str:
-        """What errors call the scenario."""
+        """Name of the scenario in errors."""
         return self.scenario.name if isinstance(self.scenario, Scenario) else str(Path(self.scenario))
 
     def with_values(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The shared assignments and those of one configuration."""
+        """Return the shared assignments and those of one configuration."""
         return (*self.assignments, *assignment_texts(values))
 
     def asked(self, assignments: tuple[str, ...]) -> Scenario:
-        """The scenario with these assignments."""
+        """Return the scenario with these assignments."""
         return asked_scenario(self.scenario, assignments, self.device)
 
 
@@ -246,9 +286,18 @@ def _configurations(
 
 
 def _predicted(question: _Question, values: Mapping[str, Any], follows: bool, effective: set[str]) -> Prediction:
-    """Predict one configuration, and add to ``effective`` the settings that change its answer.
+    """Predict one configuration.
 
-    follows: whether ``hardware.gpus`` is the configuration's number of ranks.
+    Parameters
+    ----------
+    question : _Question
+        What all configurations share.
+    values : mapping
+        The configuration's values by key.
+    follows : bool
+        Whether ``hardware.gpus`` is the configuration's number of ranks.
+    effective : set of str
+        Settings that were seen to change an answer, which are not tried again; those of this configuration are added.
     """
     assignments = question.with_values(values)
     scenario, profile = load_question(question.scenario, assignments, question.device, others=True)
@@ -262,7 +311,7 @@ def _predicted(question: _Question, values: Mapping[str, Any], follows: bool, ef
 
 
 def _gpus_follow(question: _Question, vary: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether the scenario has a GPU for each rank, and nothing else says how many each configuration has."""
+    """Return whether the scenario has a GPU for each rank, and nothing else says how many each configuration has."""
     if any(key in ("hardware", GPUS) for key in (*vary, *assigned_keys(question.assignments))):
         return False
     with suppress(PerfModelError):  # of a scenario that its varied values make whole
@@ -319,7 +368,7 @@ def _check_vary(vary: Mapping[str, Sequence[Any]], assignments: tuple[str, ...])
 
 
 def _combinations(vary: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the varied values, by key."""
+    """Return every combination of the varied values, by key."""
     return (dict(zip(vary, values, strict=True)) for values in product(*vary.values()))
 
 
@@ -344,7 +393,7 @@ def _defect(error: Exception) -> str:
 
 
 def _reasons(failed: Sequence[Configuration]) -> str:
-    """Sentences that differ in more than the value they got: the first one's, and some others with their values."""
+    """Join the sentences that differ in more than the value they got: the first, and some others with their values."""
     distinct: dict[str, Configuration] = {}
     for each in failed:
         distinct.setdefault(re.sub(r"\(got .*?\)", "", each.reason or ""), each)
@@ -367,12 +416,12 @@ def _configuration(values: dict[str, Any], prediction: Prediction) -> Configurat
     return Configuration(values, None, _outcome(prediction, values), reason)
 
 
-def _outcome(prediction: Prediction, values: Mapping[str, Any]) -> Outcome:
-    """What is kept of a prediction; that one of several values is the profile's own is no warning."""
+def _outcome(prediction: Prediction, values: Mapping[str, Any]) -> SweepOutcome:
+    """Keep what ranks a prediction; that one of several values is the profile's own is no warning."""
     varied_to_own = set(own_value_warnings(prediction.profile, values.keys() & set(prediction.own_settings)))
     memory = prediction.largest_memory
     complete = memory if memory is not None and memory.fits else None
-    return Outcome(
+    return SweepOutcome(
         step_time_s=prediction.step_time_s,
         interval_s=prediction.interval_s,
         samples_per_step=samples_per_step(prediction),
@@ -392,7 +441,7 @@ def _outcome(prediction: Prediction, values: Mapping[str, Any]) -> Outcome:
 
 
 def _ranked(found: list[Configuration]) -> tuple[Configuration, ...]:
-    """Best first, with ranks as in a race: 1, 1, 3."""
+    """Sort configurations, best first, with ranks as in a race: 1, 1, 3."""
     in_order = sorted(
         ((each, each.outcome) for each in found if each.outcome is not None and each.reason is None),
         key=lambda pair: -pair[1].throughput_samples_per_s,
@@ -413,7 +462,7 @@ def label(values: dict[str, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """As it is written in YAML; of a long mapping or list both ends.
+    """Write a value as in YAML; of a long mapping or list, only both ends.
 
     >>> value_text(None), value_text(150e9), value_text("amp-bf16")
     ('null', '150000000000', 'amp-bf16')

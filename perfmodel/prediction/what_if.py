@@ -1,4 +1,4 @@
-"""Which settings of a what-if change nothing, so that no answer passes for one about a setting that it ignores.
+"""Settings of a what-if that change nothing are found here, so that no answer seems to be about one that it ignores.
 
 A setting is left out and the step predicted once more: if every figure of the answer stays as it is, to the last bit,
 the setting had no effect. That holds for whatever key a profile has, or will have, and for each scenario anew: a faster
@@ -18,8 +18,14 @@ from perfmodel.scenario.yaml_file import settings_left_out
 
 
 class Idle(NamedTuple):
-    """Keys of ``--set`` that change nothing, the other settings being as they are. ignored: the answer does not depend
-    on them. own: they set a value that the profile has anyway.
+    """Keys of ``--set`` that change nothing, the other settings being as they are.
+
+    Attributes
+    ----------
+    ignored : tuple of str
+        Keys on which the answer does not depend.
+    own : tuple of str
+        Keys whose value the profile has anyway.
     """
 
     ignored: tuple[str, ...] = ()
@@ -29,12 +35,12 @@ class Idle(NamedTuple):
 def idle_settings(
     prediction: Prediction, predict_on: Callable[[Profile], Prediction], doubted: Collection[str] | None = None
 ) -> Idle:
-    """The settings without which the answer is the same.
+    """Find the settings without which the answer is the same.
 
     Parameters
     ----------
     prediction : Prediction
-        With all settings.
+        The answer with all settings.
     predict_on : callable
         Predicts the same scenario on another profile.
     doubted : collection of str, optional
@@ -55,7 +61,7 @@ def idle_settings(
 
 
 def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[str]:
-    """A sentence for each setting that changes nothing, with the reason."""
+    """Write a sentence for each setting that changes nothing, with the reason."""
     values = profile.provenance.get("set", {})
     for key in idle.ignored:
         yield f"{key}={values[key]} changes nothing here: without it the step and its memory are the same"
@@ -66,7 +72,7 @@ def idle_warnings(scenario: Scenario, profile: Profile, idle: Idle) -> Iterator[
 
 
 def own_value_warnings(profile: Profile, keys: Iterable[str]) -> Iterator[str]:
-    """A sentence for each of the keys, whose values the profile has without them."""
+    """Write a sentence for each of the keys, whose values the profile has without them."""
     for key in keys:
         yield f"{key}={profile.provenance['set'][key]} changes nothing: the profile has that value already"
 
@@ -83,7 +89,7 @@ def _without_settings(profile: Profile) -> dict[str, Any]:
 
 
 def figures(prediction: Prediction) -> tuple[object, ...]:
-    """What an answer consists of. Capacity is part of one about memory, even where everything fits in either."""
+    """Return the figures of an answer. Capacity belongs to one about memory, even if everything fits into either."""
     memories = [
         (each.needed_bytes, each.peak_reserved_bytes, each.retries, str(each.out_of_memory))
         for each in prediction.rank_memories

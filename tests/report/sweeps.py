@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
+from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
 
 GIB = 2**30
 
 
-def outcome(step_s: float, samples: int, exposed_s: float = 0.0, in_use: int | None = 3 * GIB) -> Outcome:
-    return Outcome(
+def outcome(step_s: float, samples: int, exposed_s: float = 0.0, in_use: int | None = 3 * GIB) -> SweepOutcome:
+    return SweepOutcome(
         step_time_s=step_s,
         interval_s=(0.9 * step_s, 1.1 * step_s),
         samples_per_step=samples,

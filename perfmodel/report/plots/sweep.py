@@ -24,7 +24,7 @@ from perfmodel.units import GIB, MS, format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
+    from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
 
 LOGARITHMIC = 4  # largest value over smallest, from which an axis is
 ROOM_ON_LOGARITHMIC = 1.4  # of the lowest and highest value, for numbers
@@ -118,7 +118,7 @@ def _memory_gib(each: Configuration) -> _Heights:
     return None if held_bytes is None else (held_bytes / GIB,) * 3
 
 
-_Ideal = Callable[["Outcome", float], float]  # height of ideal scaling, of an outcome and its ideal samples a second
+_Ideal = Callable[["SweepOutcome", float], float]  # height of ideal scaling, of an outcome and its ideal samples/s
 
 
 def _draw(

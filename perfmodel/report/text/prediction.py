@@ -10,7 +10,7 @@ from rich.text import Text
 
 from perfmodel.cost.power import Clock
 from perfmodel.prediction.figures_of_merit import mfu, peak_flops_per_s, throughput_samples_per_s
-from perfmodel.prediction.memory_text import Row, memory_rows
+from perfmodel.prediction.memory_text import AnswerRow, memory_rows
 from perfmodel.prediction.pipeline_ranks import RankShare, bubble_share, on_rank, rank_shares
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.scenario.scenario import EveryK, PipelineSection, Scenario
@@ -135,7 +135,7 @@ def _answer(prediction: Prediction) -> Table:
     return table
 
 
-def _add_rows(table: Table, rows: Iterable[Row]) -> None:
+def _add_rows(table: Table, rows: Iterable[AnswerRow]) -> None:
     for row in rows:
         table.add_row(*row)
 

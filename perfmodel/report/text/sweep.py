@@ -12,7 +12,7 @@ from perfmodel.report.text.prediction import rendered
 from perfmodel.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.sweep import Configuration, Outcome, SweepResult
+    from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
 
 WIDEST = 1000  # of the table: never wrapped
 
@@ -67,7 +67,7 @@ def _table(result: SweepResult) -> Table:
     return table
 
 
-def samples_per_s_text(outcome: Outcome) -> str:
+def samples_per_s_text(outcome: SweepOutcome) -> str:
     """Four digits, or all of a large whole number."""
     value = outcome.throughput_samples_per_s
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
