@@ -1,6 +1,6 @@
 """In which order each rank of a pipeline computes: forwards and backwards of its stages, as torch's schedules do.
 
-Of GPipe and 1F1B only what they ask of a scenario is here: their computing is interwoven with their messages (see
+GPipe and 1F1B are not here: their computing is interwoven with their messages (see
 :mod:`perfmodel.program.pipeline.schedules`). The other five are lists, from which their messages follow.
 
 Sources: torch/distributed/pipelining/schedules.py and _utils.py; GPipe, arXiv 1811.06965; 1F1B, arXiv 2006.09503
@@ -21,9 +21,14 @@ from perfmodel.scenario.scenario import THERE_AND_BACK, Schedule
 class Compute(NamedTuple):
     """What one call computes.
 
-    kind: F forward (of the last stage with the loss), B all of backward, I backward for the stage's inputs, W for its
-    weights. stage: of the whole model. In stage 0, whose inputs need no gradient, torch computes nothing in I and all
-    of backward in W.
+    Attributes
+    ----------
+    kind : str
+        F is forward (with the loss, in the last stage), B all of backward, I backward for the stage's inputs, W for its
+        weights. In stage 0, whose inputs need no gradient, torch computes nothing in I and all of backward in W.
+    stage : int
+        Of the whole model.
+    micro_batch : int
     """
 
     kind: str
@@ -37,8 +42,8 @@ Turn = tuple[Compute, ...]
 
 
 def stages_of(schedule: Schedule, ranks: int, virtual_stages: int = 1) -> tuple[tuple[int, ...], ...]:
-    """The stages of each rank, ascending: dealt out in turns, or there and back, so that the last is where the first
-    is.
+    """Return the stages of each rank, ascending: assigned in turns, or there and back, so that the first rank has the
+    first and the last stage.
     """
     if schedule in THERE_AND_BACK:
         return tuple((rank, 2 * ranks - 1 - rank) for rank in range(ranks))
@@ -75,8 +80,14 @@ def _breadth_first(rank: int, ranks: int, micro_batches: int, virtual_stages: in
 
 
 class _Rounds(NamedTuple):
-    """forwards, backwards: (stage, micro-batch) of a rank, a round through one of its stages after the other. warm_up:
-    forwards before the first backward.
+    """A rank's order of an interleaved schedule.
+
+    Attributes
+    ----------
+    forwards, backwards : list of (int, int)
+        Stage and micro-batch; a round runs through one of the rank's stages after the other.
+    warm_up : int
+        Forwards before the first backward.
     """
 
     forwards: list[tuple[int, int]]
@@ -85,16 +96,16 @@ class _Rounds(NamedTuple):
 
 
 def _in_rounds(rank: int, ranks: int, micro_batches: int, virtual_stages: int, a_hop: int) -> _Rounds:
-    """a_hop: forwards that a rank runs ahead of the next one, there and back."""
-    each = micro_batches // rounds_of(ranks, micro_batches)
-    firsts = range(0, micro_batches, each)
+    """Return the order of a rank. a_hop: warm-up forwards that a rank runs more than the next one."""
+    in_round = micro_batches // rounds_of(ranks, micro_batches)
+    firsts = range(0, micro_batches, in_round)
     there = [rank + ranks * turn for turn in range(virtual_stages)]
     back = there[::-1]
     forwards, backwards = (
-        [(stage, first + index) for first in firsts for stage in stages for index in range(each)]
+        [(stage, first + index) for first in firsts for stage in stages for index in range(in_round)]
         for stages in (there, back)
     )
-    warm_up = (virtual_stages - 1) * each + a_hop * (ranks - 1 - rank)
+    warm_up = (virtual_stages - 1) * in_round + a_hop * (ranks - 1 - rank)
     return _Rounds(forwards, backwards, min(warm_up, len(forwards)))
 
 
@@ -108,7 +119,7 @@ def _interleaved(rank: int, ranks: int, micro_batches: int, virtual_stages: int)
 
 
 def _interleaved_zero_bubble(rank: int, ranks: int, micro_batches: int, virtual_stages: int) -> Iterator[Turn]:
-    """Gradients of weights lag behind those of inputs, by one more in each rank."""
+    """Run backwards of weights later than those of inputs, by one more turn in each rank."""
     forwards, backwards, warm_up = _in_rounds(rank, ranks, micro_batches, virtual_stages, 1)
     for index in range(len(forwards) + warm_up):
         if index < len(forwards):
@@ -122,40 +133,40 @@ def _interleaved_zero_bubble(rank: int, ranks: int, micro_batches: int, virtual_
 
 
 def _zero_bubble_v(rank: int, ranks: int, micro_batches: int) -> Iterator[Turn]:
-    """The schedule of enough micro-batches to fill the pipeline, less those that there are not."""
+    """Run the schedule of enough micro-batches to fill the pipeline, and leave out those that there are not."""
     there, back = rank, 2 * ranks - 1 - rank
     enough = max(2 * ranks - 1, micro_batches)
     begun: Counter[tuple[str, int]] = Counter()
 
-    def each(kinds: str, stage: int) -> Iterator[Turn]:
+    def of_kinds(kinds: str, stage: int) -> Iterator[Turn]:
         for kind in kinds:
             micro_batch = begun[kind, stage]
             begun[kind, stage] += 1
             if micro_batch < micro_batches:
                 yield (Compute(kind, stage, micro_batch),)
 
-    yield from each("F" * (2 * (ranks - rank) - 1), there)
+    yield from of_kinds("F" * (2 * (ranks - rank) - 1), there)
     for _ in range(rank):
-        yield from each("F", back)
-        yield from each("F", there)
+        yield from of_kinds("F", back)
+        yield from of_kinds("F", there)
     for _ in range(ranks - rank):
-        yield from each("FIW", back)
+        yield from of_kinds("FIW", back)
     while begun["F", back] < enough:
         if begun["F", there] < enough:
-            yield from each("F", there)
-        yield from each("IW", there)
-        yield from each("FIW", back)
+            yield from of_kinds("F", there)
+        yield from of_kinds("IW", there)
+        yield from of_kinds("FIW", back)
     for _ in range(rank):
-        yield from each("I", there)
-        yield from each("I", back)
+        yield from of_kinds("I", there)
+        yield from of_kinds("I", back)
     for _ in range(ranks - rank):
-        yield from each("IW", there)
+        yield from of_kinds("IW", there)
     for stage in (back, there):
-        yield from each("W" * (begun["I", stage] - begun["W", stage]), stage)
+        yield from of_kinds("W" * (begun["I", stage] - begun["W", stage]), stage)
 
 
 class _DualPipeV:
-    """Of one rank. there, back: its stages."""
+    """The order of one rank, whose stages are ``there`` and ``back``."""
 
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         self.there, self.back = rank, 2 * ranks - 1 - rank

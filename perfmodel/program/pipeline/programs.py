@@ -1,9 +1,9 @@
-"""What each rank of a pipeline runs: forwards and backwards of its parts of the model in the schedule's order, messages
-between them, and at the end the scaling of gradients and the optimizer.
+"""What each rank of a pipeline runs: forwards and backwards of its stages in the schedule's order, messages between
+them, and at the end the scaling of gradients and the optimizer.
 
 A batch of messages is one group of NCCL's, on the stream of the pipeline's communicator. A message posted alone has the
 stream of a communicator of the two ranks, which both directions share. Either waits for what the compute stream was
-given so far, and the compute stream for it where torch waits for its work.
+given so far, and the compute stream waits for it where torch waits for its work.
 
 Under data parallelism there are several such pipelines. Rank r of p x d ranks has the stages of rank r mod p of a
 pipeline; the d ranks that have the same ones reduce gradients over a communicator of theirs, with one
@@ -56,29 +56,34 @@ ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
 
 
 def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, ...]:
-    """Of each rank of one pipeline in order; those of other replicas are alike.
+    """Return the program of each rank of one pipeline, in order; other replicas run the same.
 
-    batches_all: as torch before 2.12 posts messages, see :mod:`perfmodel.program.pipeline.schedules`.
+    Parameters
+    ----------
+    scenario : Scenario
+        With ``parallelism.pp``.
+    batches_all : bool
+        Whether messages are posted as torch before 2.12 does, see :mod:`perfmodel.program.pipeline.schedules`.
 
     Raises
     ------
     PerfModelError
         If the schedule cannot run so, or a trace is not at hand and cannot be made.
     """
-    every = _actions(scenario, batches_all)
-    return within_limits(_program(scenario, rank, actions) for rank, actions in enumerate(every))
+    actions_of_ranks = _actions(scenario, batches_all)
+    return within_limits(_program(scenario, rank, actions) for rank, actions in enumerate(actions_of_ranks))
 
 
 class TracedStage(NamedTuple):
-    """A stage, with its backward whole or split."""
+    """A stage of the model, traced with its backward whole or split."""
 
     stage: int
     is_split: bool
 
 
 def stages_of_ranks(scenario: Scenario) -> list[list[TracedStage]]:
-    """Of which parts each rank takes a trace."""
-    return [_parts(actions) for actions in _actions(scenario, batches_all=False)]
+    """Return the traces that each rank of one pipeline takes, in order."""
+    return [_traced_stages(actions) for actions in _actions(scenario, batches_all=False)]
 
 
 def _actions(scenario: Scenario, batches_all: bool) -> tuple[tuple[Action, ...], ...]:
@@ -89,20 +94,20 @@ def _actions(scenario: Scenario, batches_all: bool) -> tuple[tuple[Action, ...],
 
 
 def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Program:
-    parts = _parts(actions)
+    traced = _traced_stages(actions)
     micro_batches = pipeline_of(scenario).micro_batches
     traces = [
-        with_all_inputs(get_stage_trace(scenario, stage, split=is_split), micro_batches) for stage, is_split in parts
+        with_all_inputs(get_stage_trace(scenario, stage, split=is_split), micro_batches) for stage, is_split in traced
     ]
-    joined, _ = join(traces, [next(i for i, other in enumerate(parts) if other.stage == each.stage) for each in parts])
-    if len({part.stage for part in parts}) > 1:
+    stages = [each.stage for each in traced]
+    joined, _ = join(traces, [stages.index(stage) for stage in stages])
+    if len(set(stages)) > 1:
         joined = with_optimizer(
             joined,
             get_optimizer_trace(scenario, tuple(each.tensor for each in joined.parameters)),
             range(len(joined.parameters)),
         )
-    boundaries = {part.stage: trace for part, trace in zip(parts, traces, strict=True)}
-    steady, first = (_Step(rank, actions, parts, traces, joined, boundaries, is_first) for is_first in (False, True))
+    steady, first = (_RankStep(rank, actions, traced, traces, joined, is_first) for is_first in (False, True))
     program = Program(
         joined,
         tuple(steady.runs),
@@ -118,44 +123,56 @@ def _program(scenario: Scenario, rank: int, actions: Sequence[Action]) -> Progra
     if section.dp == 1:
         return program
     builder = ProgramBuilder(program, Members(REPLICATE, section.dp), COMMUNICATION + 1 + pipeline_of(scenario).stages)
-    return ddp(builder, scenario, _wrapped(steady, parts, traces))
+    return ddp(builder, scenario, _wrapped(steady, stages, traces))
 
 
-def _wrapped(step: _Step, parts: Sequence[TracedStage], traces: Sequence[Trace]) -> list[WrappedModule]:
-    """Each stage; schedules that split backwards, which DistributedDataParallel does not see, have no part in this."""
+def _wrapped(step: _RankStep, stages: Sequence[int], traces: Sequence[Trace]) -> list[WrappedModule]:
+    """Return each stage as a wrapped module.
+
+    A schedule that splits backwards is refused before: DistributedDataParallel does not see these.
+    """
     stops = list(accumulate(len(trace.parameters) for trace in traces))
     return [
         WrappedModule(
             range(stop - len(trace.parameters), stop),
             buffer_sizes(trace),
-            tuple(step.forwards[part.stage]),
-            step.last_backward[part.stage],
-            step.last_backward[part.stage],
+            tuple(step.forwards[stage]),
+            step.last_backward[stage],
+            step.last_backward[stage],
             shares_buffers=False,
         )
-        for part, trace, stop in zip(parts, traces, stops, strict=True)
+        for stage, trace, stop in zip(stages, traces, stops, strict=True)
     ]
 
 
-def _parts(actions: Iterable[Action]) -> list[TracedStage]:
+def _traced_stages(actions: Iterable[Action]) -> list[TracedStage]:
     backwards = (each for each in actions if isinstance(each, Compute) and each.kind in "BW")
     return list(dict.fromkeys(TracedStage(each.stage, each.kind == "W") for each in backwards))
 
 
-class _Step:
-    """The runs and insertions of one step of a rank. forwards, last_backward: runs, by stage."""
+class _RankStep:
+    """The runs and insertions of one step of a rank.
+
+    Attributes
+    ----------
+    runs : list of PhaseRun
+    forwards : dict of int to list of int
+        Runs, by stage.
+    last_backward : dict of int to int
+        The run, by stage.
+    """
 
     def __init__(
         self,
         rank: int,
         actions: Sequence[Action],
-        parts: Sequence[TracedStage],
+        traced: Sequence[TracedStage],
         traces: Sequence[Trace],
         joined: Trace,
-        boundaries: dict[int, Trace],
         is_first: bool,
     ) -> None:
-        self._rank, self._parts, self._traces = rank, {part: number for number, part in enumerate(parts)}, boundaries
+        self._rank, self._traced = rank, {each: number for number, each in enumerate(traced)}
+        self._boundaries = {each.stage: trace.boundary for each, trace in zip(traced, traces, strict=True)}
         events = self._events = joined.first if is_first else joined.steady
         counts = [len((trace.first if is_first else trace.steady).segments) for trace in traces]
         starts = [0, *accumulate(counts)]
@@ -163,7 +180,7 @@ class _Step:
         backwards = [each for each in actions if isinstance(each, Compute) and each.kind in "BW"]
         self._split = {(each.stage, each.micro_batch) for each in backwards if each.kind == "W"}
         self._has_several = any(each.micro_batch > 0 for each in backwards)
-        self._making = {each.stage: each.micro_batch for each in reversed(backwards)}  # whose backward makes gradients
+        self._first_backward = {each.stage: each.micro_batch for each in reversed(backwards)}  # which makes gradients
         self.runs: list[PhaseRun] = []
         self.forwards: dict[int, list[int]] = {}
         self.last_backward: dict[int, int] = {}
@@ -176,8 +193,8 @@ class _Step:
         self._fill(actions)
 
     def _fill(self, actions: Sequence[Action]) -> None:
-        for part in dict.fromkeys(part.stage for part in self._parts):
-            self._run_once(part, ZERO_GRAD)
+        for stage in dict.fromkeys(each.stage for each in self._traced):
+            self._run_once(stage, ZERO_GRAD)
         before: Action | None = None
         for action in actions:
             is_repeat = type(before) is type(action)
@@ -193,27 +210,30 @@ class _Step:
             elif self._has_several:  # by whose number torch divides gradients
                 self._run_once(action.stage, SCALE)
             before = action
-        self._run(PhaseRun(OPTIMIZER, -1, self._segment(next(iter(self._parts)), OPTIMIZER, -1)))
+        self._run(PhaseRun(OPTIMIZER, -1, self._segment(next(iter(self._traced)), OPTIMIZER, -1)))
 
     def _run_once(self, stage: int, phase: str) -> None:
-        """Of a part whose backward is whole here and split there; what it frees is freed of both."""
-        (segment, *others) = (self._segment(part, phase, -1) for part in self._parts if part.stage == stage)
+        """Run a once-per-step phase of a stage that may be traced twice, with its backward whole and split.
+
+        What either trace frees in that phase is freed.
+        """
+        (segment, *others) = (self._segment(each, phase, -1) for each in self._traced if each.stage == stage)
         self._run(PhaseRun(phase, -1, segment, stage))
         rows = [Instruction(EventKind.FREE, storage) for each in others for storage in self._freed_in(each)]
         if rows:
             self.insertions.append(Insertion(len(self.runs) - 1, segment.stop, tuple(rows)))
 
     def _freed_in(self, segment: Segment) -> list[int]:
-        part = slice(segment.start, segment.stop)
-        return [int(each) for each in self._events.a[part][self._events.kind[part] == EventKind.FREE]]
+        within = slice(segment.start, segment.stop)
+        return [int(storage) for storage in self._events.a[within][self._events.kind[within] == EventKind.FREE]]
 
-    def _segment(self, part: TracedStage, phase: str, micro_batch: int) -> Segment:
-        found = self._segments[self._parts[part]]
-        return next(each for each in found if (each.phase, each.micro_batch) == (phase, micro_batch))
+    def _segment(self, traced: TracedStage, phase: str, micro_batch: int) -> Segment:
+        segments = self._segments[self._traced[traced]]
+        return next(each for each in segments if (each.phase, each.micro_batch) == (phase, micro_batch))
 
     def _compute(self, action: Compute) -> None:
-        part = TracedStage(action.stage, (action.stage, action.micro_batch) in self._split)
-        traced = 0 if action.micro_batch == self._making[action.stage] else 1
+        traced = TracedStage(action.stage, (action.stage, action.micro_batch) in self._split)
+        traced_micro_batch = 0 if action.micro_batch == self._first_backward[action.stage] else 1
         is_whole = action.kind == "W" and action.stage == 0  # its input has no gradient
         self._pending.append(
             Instruction(HOST, call=host_calls.pipeline_action(PHASES["B" if is_whole else action.kind]))
@@ -223,7 +243,8 @@ class _Step:
         else:
             self.last_backward[action.stage] = len(self.runs)
         phase = PHASES[action.kind]
-        self._run(PhaseRun(phase, action.micro_batch, self._segment(part, phase, traced), action.stage))
+        segment = self._segment(traced, phase, traced_micro_batch)
+        self._run(PhaseRun(phase, action.micro_batch, segment, action.stage))
 
     def _run(self, run: PhaseRun) -> None:
         """Append a run, with the instructions that are pending before its first event."""
@@ -257,7 +278,7 @@ class _Step:
         call: str,
         is_repeat: bool,
     ) -> list[Instruction]:
-        """Rows of messages that move together."""
+        """Return the instructions that move these messages together."""
         largest = max((self._tensor(each) for each in messages), key=lambda tensor: tensor.bytes)
         roles = {each.is_send for each in messages}
         role = "send" if roles == {True} else "receive" if roles == {False} else "both"
@@ -275,16 +296,16 @@ class _Step:
         ]
 
     def _tensor(self, message: schedules.Message) -> TensorSpec:
-        boundary = self._traces[message.stage].boundary
+        boundary = self._boundaries[message.stage]
         assert boundary is not None
-        made = {
+        end = {
             ("F", True): boundary.gives,
             ("F", False): boundary.takes,
             ("B", True): boundary.gives_gradient,
             ("B", False): boundary.takes_gradient,
         }[message.kind, message.is_send]
-        assert made is not None
-        return made.tensor
+        assert end is not None
+        return end.tensor
 
 
 def _named(call: str, is_repeat: bool) -> str:
@@ -292,7 +313,7 @@ def _named(call: str, is_repeat: bool) -> str:
 
 
 def _name(message: schedules.Message) -> str:
-    """The same on both sides: what it is, of which micro-batch, over which border between stages."""
+    """Return a name that is the same on both ranks: kind, micro-batch, and the border between stages."""
     is_of_earlier = (message.kind == "F") == message.is_send
     border = message.stage if is_of_earlier else message.stage - 1
     return f"{message.kind}{message.micro_batch} {border}"

@@ -33,12 +33,22 @@ __all__ = [
     "stages_of",
 ]
 
-HELD_STAGES = 3  # whose parameters torch gathers ahead where they are sharded: max_active_stages
+HELD_STAGES = 3  # whose parameters torch would prefetch were they sharded: max_active_stages
 
 
 class Message(NamedTuple):
-    """One micro-batch between two stages. kind: F activations, B their gradients. stage: this rank's own, which made
-    what is sent, or needs what is received. peer: the other rank.
+    """One micro-batch between two stages.
+
+    Attributes
+    ----------
+    is_send : bool
+    kind : str
+        F for activations, B for their gradients.
+    stage : int
+        This rank's own, which made what is sent, or needs what is received.
+    micro_batch : int
+    peer : int
+        The other rank.
     """
 
     is_send: bool
@@ -49,8 +59,15 @@ class Message(NamedTuple):
 
 
 class Post(NamedTuple):
-    """Messages handed over at once. number: counts posts of the rank. is_batched: as one batch_isend_irecv, else each
-    alone.
+    """Messages that the host posts at once.
+
+    Attributes
+    ----------
+    number : int
+        Counts the posts of the rank.
+    messages : tuple of Message
+    is_batched : bool
+        Whether they are one batch_isend_irecv; else each is posted alone.
     """
 
     number: int
@@ -59,13 +76,13 @@ class Post(NamedTuple):
 
 
 class Await(NamedTuple):
-    """The messages of the post of that number are waited for: with NCCL by the stream that computes."""
+    """A wait for the messages of the post of that number: with NCCL the compute stream waits."""
 
     number: int
 
 
 class Reduce(NamedTuple):
-    """The stage's gradients are complete: they are scaled and, under data parallelism, reduced."""
+    """The end of a stage's gradients: they are complete, and are scaled and, under data parallelism, reduced."""
 
     stage: int
 
@@ -82,9 +99,14 @@ def rank_actions(
     *,
     batches_all: bool = False,
 ) -> tuple[tuple[Action, ...], ...]:
-    """Of each rank, what its host does in a step, but for the first, which also learns shapes.
+    """Return what each rank's host does in a step (the first, which also learns shapes, excepted).
 
-    batches_all: as torch before 2.12 does, which posts no message by itself.
+    Parameters
+    ----------
+    schedule : str
+    ranks, micro_batches, virtual_stages : int
+    batches_all : bool
+        Whether every message is posted in a batch, as torch before 2.12 does.
 
     Raises
     ------
@@ -115,33 +137,33 @@ def rank_actions(
             _one_forward_one_backward(host, micro_batches, ranks)
     else:
         turns = [tuple(turns_of(schedule, rank, ranks, micro_batches, virtual_stages)) for rank in range(ranks)]
-        _run_lists(hosts, [_all_turns(each, micro_batches) for each in turns])
+        _run_lists(hosts, [_all_turns(of_rank, micro_batches) for of_rank in turns])
     return tuple(tuple(host.actions) for host in hosts)
 
 
 class _Host:
-    """Of one rank, action by action."""
+    """The host of one rank, which notes its actions one by one."""
 
     def __init__(self, rank: int, stages: Sequence[Sequence[int]], batches_all: bool) -> None:
         self.rank, self.stages = rank, stages[rank]
         self.actions: list[Action] = []
         self._batches_all = batches_all
-        self._rank_of = {stage: rank for rank, each in enumerate(stages) for stage in each}
+        self._rank_of = {stage: rank for rank, own in enumerate(stages) for stage in own}
         self._posts = 0
 
     def compute(self, kind: str, stage: int, micro_batch: int) -> None:
         self.actions.append(Compute(kind, stage, micro_batch))
 
     def sends(self, kind: str, stage: int, micro_batch: int) -> tuple[Message, ...]:
-        """Where what the stage made goes; nowhere from the last one, and to one of this rank without a message."""
+        """Return the message that takes the stage's result on; none behind the last stage, or to one of this rank."""
         return self._message(True, kind, stage, micro_batch, stage + (1 if kind == "F" else -1))
 
     def receives(self, kind: str, stage: int, micro_batch: int) -> tuple[Message, ...]:
-        """Where what the stage needs comes from."""
+        """Return the message that brings what the stage needs; none where no other rank has it."""
         return self._message(False, kind, stage, micro_batch, stage - (1 if kind == "F" else -1))
 
     def post(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """The number of the post; none where there is nothing to post."""
+        """Post messages and return the number of the post; none where there is nothing to post."""
         if not messages:
             return ()
         is_batched = self._batches_all or len({message.is_send for message in messages}) > 1
@@ -170,26 +192,26 @@ def _gpipe(host: _Host, micro_batches: int) -> None:
 
 
 def _one_forward_one_backward(host: _Host, micro_batches: int, ranks: int) -> None:
-    """There are no fewer micro-batches than ranks. ahead: forwards before the first backward."""
+    """Note the actions of 1F1B, which has at least as many micro-batches as ranks."""
     (stage,) = host.stages
-    ahead = ranks - stage
+    warm_up = ranks - stage  # forwards before the first backward
     sent: tuple[int, ...] = ()
-    for micro_batch in range(ahead):
+    for micro_batch in range(warm_up):
         host.wait(host.post(host.receives("F", stage, micro_batch)))
         host.compute("F", stage, micro_batch)
         host.wait(sent)
-        if micro_batch < ahead - 1:
+        if micro_batch < warm_up - 1:
             sent = host.post(host.sends("F", stage, micro_batch))
-    sends = host.sends("F", stage, ahead - 1)
-    steady = micro_batches - ahead + 1
+    sends = host.sends("F", stage, warm_up - 1)
+    steady = micro_batches - warm_up + 1
     for micro_batch in range(steady):
         host.wait(host.post(sends + host.receives("B", stage, micro_batch)))
         host.compute("B", stage, micro_batch)
         sends = host.sends("B", stage, micro_batch)
         if micro_batch < steady - 1:
-            host.wait(host.post(sends + host.receives("F", stage, micro_batch + ahead)))
-            host.compute("F", stage, micro_batch + ahead)
-            sends = host.sends("F", stage, micro_batch + ahead)
+            host.wait(host.post(sends + host.receives("F", stage, micro_batch + warm_up)))
+            host.compute("F", stage, micro_batch + warm_up)
+            sends = host.sends("F", stage, micro_batch + warm_up)
     sent = host.post(sends)
     for micro_batch in range(steady, micro_batches):
         host.wait(host.post(host.receives("B", stage, micro_batch)))
@@ -201,8 +223,9 @@ def _one_forward_one_backward(host: _Host, micro_batches: int, ranks: int) -> No
 
 
 def _all_turns(turns: Sequence[Turn], micro_batches: int) -> Iterator[_Turn]:
-    """With reductions, and with the turns that torch takes to gather and give up parameters, whether or not they are
-    sharded: empty, but while a rank takes one the others go on.
+    """Add reductions to a rank's turns, and the turns that torch takes to unshard and reshard parameters.
+
+    It takes those whether or not parameters are sharded: they are empty, but while a rank takes one the others go on.
     """
     held: frozenset[int] = frozenset()
     backwards: Counter[int] = Counter()
@@ -218,29 +241,38 @@ def _all_turns(turns: Sequence[Turn], micro_batches: int) -> Iterator[_Turn]:
 
 
 def _soon(turns: Sequence[Turn]) -> list[frozenset[int]]:
-    """Before each turn, the stages that compute next, each counted once."""
-    found: list[frozenset[int]] = []
+    """Return for each turn the distinct stages that compute next, at most ``HELD_STAGES``."""
+    held: list[frozenset[int]] = []
     upcoming: list[int] = []
     for turn in reversed(turns):
         now = [compute.stage for compute in turn]
         upcoming = now + [stage for stage in upcoming if stage not in now]
-        found.append(frozenset(upcoming[:HELD_STAGES]))
-    return found[::-1]
+        held.append(frozenset(upcoming[:HELD_STAGES]))
+    return held[::-1]
 
 
 def _run_lists(hosts: Sequence[_Host], turns: Iterable[Iterator[_Turn]]) -> None:
-    """Every rank takes one turn after the other, or lets it pass where something that it needs is not posted yet."""
-    lists = [_List(host, deque(each)) for host, each in zip(hosts, turns, strict=True)]
-    while any(each.turns for each in lists):
-        if not sum(each.take(lists) for each in lists):
+    """Let every rank take one turn after the other; it passes while something that it needs is not posted yet."""
+    lists = [_List(host, deque(own)) for host, own in zip(hosts, turns, strict=True)]
+    while any(rank.turns for rank in lists):
+        if not sum(rank.take(lists) for rank in lists):
             raise AssertionError("each rank's next turn needs what no rank has sent")
-    for each in lists:
-        each.host.wait(reversed(each.sent))
+    for rank in lists:
+        rank.host.wait(reversed(rank.sent))
 
 
 class _List:
-    """What a rank runs. turns: what is left of it. sent: its posts that send. Of activations (F) and gradients (B), by
-    stage and micro-batch, _made are those that it computed, _posted those that it receives, and with which post.
+    """The list that a rank runs.
+
+    Attributes
+    ----------
+    turns : deque
+        What is left to run.
+    sent : list of int
+        The rank's posts that send.
+    _made, _posted
+        Activations (F) and gradients (B), by stage and micro-batch, that the rank computed; and those that it receives,
+        with the number of the post.
     """
 
     def __init__(self, host: _Host, turns: deque[_Turn]) -> None:
@@ -250,15 +282,15 @@ class _List:
         self._posted: dict[tuple[str, int, int], int] = {}
 
     def take(self, lists: Sequence[_List]) -> bool:
-        """Whether there was a turn to take. lists: of every rank."""
-        if not self.turns or not all(isinstance(each, Reduce) or self._has_input(each) for each in self.turns[0]):
+        """Take the next turn, if its inputs are posted, and return whether it was. lists: of every rank."""
+        if not self.turns or not all(isinstance(action, Reduce) or self._has_input(action) for action in self.turns[0]):
             return False
         turn = self.turns.popleft()
-        for each in turn:
-            self._run(each)
-        for each in turn:
-            if isinstance(each, Compute) and each.kind != "W":
-                self._send(_made_by(each), lists)
+        for action in turn:
+            self._run(action)
+        for action in turn:
+            if isinstance(action, Compute) and action.kind != "W":
+                self._send(_made_by(action), lists)
         return True
 
     def _has_input(self, compute: Compute) -> bool:

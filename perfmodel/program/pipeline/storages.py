@@ -1,4 +1,4 @@
-"""What a rank of a pipeline holds of its micro-batches: inputs of all of them, and what each has for itself.
+"""What a rank of a pipeline holds for its micro-batches: the inputs of all, and storages of which each has its own.
 
 Not modelled: a gradient that is sent stays until torch has waited for the send, and an output, under GPipe and 1F1B,
 until the next forward has ended. Each is what one micro-batch has between two stages.
@@ -14,16 +14,17 @@ TRACED = 2  # micro-batches
 
 
 def with_all_inputs(trace: Trace, micro_batches: int) -> Trace:
-    """A part's trace with the inputs of so many micro-batches: tokens, or labels, in one storage, and buffers to
-    receive into, one for each.
+    """Return a stage's trace with the inputs of so many micro-batches.
+
+    Tokens, or labels, lie in one storage; every micro-batch has a buffer of its own to receive into.
     """
     assert trace.boundary is not None
     tables = [each for each in (trace.boundary.takes, trace.boundary.takes_gradient) if each is not None]
     received = {storage for each in tables for storage in each.steady}
-    own = [each for each in trace.persistent if each.id not in received]
+    others = [storage for storage in trace.persistent if storage.id not in received]
     scaled = [
         replace(each, bytes=each.bytes * micro_batches // TRACED) if each.kind == StorageKind.INPUT else each
-        for each in own
+        for each in others
     ]
     next_storage = 1 + max([-1, *(each.id for each in trace.persistent), *trace.storage_kinds])
     buffers: list[Storage] = []
@@ -35,12 +36,12 @@ def with_all_inputs(trace: Trace, micro_batches: int) -> Trace:
 
 
 def in_flight(trace: Trace) -> frozenset[int]:
-    """What micro-batches make for themselves: all but the gradients, to which they add."""
-    found: set[int] = set()
+    """Return the storages that every micro-batch makes for itself: all but gradients, which accumulate."""
+    own: set[int] = set()
     for events in (trace.first, trace.steady):
         for segment in events.segments:
-            part = slice(segment.start, segment.stop)
-            made = events.kind[part] == EventKind.ALLOC
-            found |= set(events.a[part][made].tolist()) if segment.micro_batch >= 0 else set()
-        found -= set(gradient_storages(trace, events).values())
-    return frozenset(found)
+            within = slice(segment.start, segment.stop)
+            allocates = events.kind[within] == EventKind.ALLOC
+            own |= set(events.a[within][allocates].tolist()) if segment.micro_batch >= 0 else set()
+        own -= set(gradient_storages(trace, events).values())
+    return frozenset(own)
