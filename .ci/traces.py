@@ -44,10 +44,10 @@ def questions() -> Iterator[tuple[str, Scenario]]:
 def traces_of(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Trace]]]:
     """The name of each that a prediction takes, and what makes it."""
     if scenario.parallelism.pp is not None:
-        for parts in stages_of_ranks(scenario):
-            for number, is_split in parts:
+        for traced in stages_of_ranks(scenario):
+            for number, is_split in traced:
                 yield stage_trace_name(scenario, number, is_split), partial(trace_stage, scenario, number, is_split)
-            stages = dict.fromkeys(part.stage for part in parts)
+            stages = dict.fromkeys(each.stage for each in traced)
             if len(stages) > 1:  # whose optimizer steps over the parameters of all
                 held = [get_stage_trace(scenario, stage).parameters for stage in stages]
                 tensors = [parameter.tensor for parameters in held for parameter in parameters]
@@ -56,8 +56,8 @@ def traces_of(scenario: Scenario) -> Iterator[tuple[str, Callable[[], Trace]]]:
     computed = as_computed(scenario)
     yield trace_name(computed), partial(trace_step, computed)
     for each in optimizer_shares(scenario, get_trace(computed)):
-        made = partial(trace_optimizer, scenario, each.tensors, each.parts)
-        yield optimizer_trace_name(scenario, each.tensors, each.parts), made
+        made = partial(trace_optimizer, scenario, each.tensors, each.before_step)
+        yield optimizer_trace_name(scenario, each.tensors, each.before_step), made
 
 
 def main() -> None:

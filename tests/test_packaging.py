@@ -64,6 +64,6 @@ def test_scenarios_need_no_torch(path: Path) -> None:
     assert trace is not None
     assert trace.parent == SHIPPED
     for each in optimizer_shares(load_scenario(path), load_trace(trace)):
-        share = find_trace(optimizer_trace_name(load_scenario(path), each.tensors, each.parts))
+        share = find_trace(optimizer_trace_name(load_scenario(path), each.tensors, each.before_step))
         assert share is not None
         assert share.parent == SHIPPED

@@ -1,10 +1,10 @@
-"""What ranks that hold parts of the gradients send before they step over them.
+"""What ranks that hold shards of the gradients send before they step over them.
 
 The operators are the trace's (:func:`perfmodel.tracing.optimizer.trace_optimizer`). Clipping adds squares of
 norms up over the ranks: what the first power made. A gradient scaler looks for infinities in the rank's own gradients,
 and all skip the step if one found some.
 
-    flat parts   one number, on the compute stream
+    flat shards  one number, on the compute stream
     DTensors     one for each parameter and one for infinities, by functional collectives: each copies what it sends,
                  runs on the communicator's own stream, and is awaited at once
 
@@ -41,9 +41,7 @@ def clip_flat_shards(builder: ProgramBuilder) -> None:
 
 
 def clip_dtensors(builder: ProgramBuilder) -> None:
-    """Put the all-reduce of a number for each parameter into the clip phase, if there is one, and what DTensors cost
-    the host.
-    """
+    """Put an all-reduce of one number a parameter into the clip phase, if there is one, and the cost of DTensors."""
     powers = _powers(builder)
     for put, squares in powers:
         rows = _functional(builder, squares)
@@ -53,7 +51,7 @@ def clip_dtensors(builder: ProgramBuilder) -> None:
 
 
 def share_infinities(builder: ProgramBuilder) -> None:
-    """Put the all-reduce of what a gradient scaler found behind each of its looks."""
+    """Put an all-reduce of what a gradient scaler found behind each operator that looks for infinities."""
     copy_back = Operation("aten.copy_.default", (FOUND_INFINITY, FOUND_INFINITY), outputs=(FOUND_INFINITY,))
     for put, trace, events, segment in _phases(builder, (CLIP, OPTIMIZER)):
         for event in _calls(trace, events, segment, UNSCALE):
@@ -61,7 +59,7 @@ def share_infinities(builder: ProgramBuilder) -> None:
 
 
 def _functional(builder: ProgramBuilder, tensor: TensorSpec, use: tuple[Instruction, ...] = ()) -> list[Instruction]:
-    """A functional all-reduce of the tensor, awaited, and what is made of its result."""
+    """Return a functional all-reduce of the tensor, the wait for it, and the instructions that use its result."""
     storage, kind = builder.new_storage(), StorageKind.TEMPORARY
     rows, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
     return [
@@ -75,17 +73,17 @@ def _functional(builder: ProgramBuilder, tensor: TensorSpec, use: tuple[Instruct
 
 
 def _powers(builder: ProgramBuilder) -> list[tuple[Put, TensorSpec]]:
-    """What puts instructions behind the first power of each clip phase and the allocation of what it made; and that."""
-    found: list[tuple[Put, TensorSpec]] = []
+    """Return for each clip phase the squares that its first power makes, and what inserts behind their allocation."""
+    powers: list[tuple[Put, TensorSpec]] = []
     for put, trace, events, segment in _phases(builder, (CLIP,)):
         first = _calls(trace, events, segment, POWER)[0]
-        (made,) = trace.operations[events.a[first]].outputs
-        found.append((partial(put, first + 2), made))
-    return found
+        (squares,) = trace.operations[events.a[first]].outputs
+        powers.append((partial(put, first + 2), squares))
+    return powers
 
 
 def _phases(builder: ProgramBuilder, phases: tuple[str, ...]) -> Iterator[tuple[Put, Trace, StepEvents, Segment]]:
-    """Those of the first step and of the steady one, with what puts instructions into them."""
+    """Yield these phases of the first step and of the steady one, with what puts instructions into them."""
     program, trace = builder.program, builder.trace
     steps = ((program.first_runs, trace.first, builder.insert_first), (program.runs, trace.steady, builder.insert))
     for runs, events, insertion in steps:
@@ -95,7 +93,7 @@ def _phases(builder: ProgramBuilder, phases: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _calls(trace: Trace, events: StepEvents, segment: Segment, name: str) -> list[int]:
-    """Events of the segment that call an operator of that name."""
+    """Return the segment's events that call an operator of that name."""
     kinds = events.kind[segment.start : segment.stop]
     at = (segment.start + np.flatnonzero(kinds == EventKind.OP)).tolist()
     return [event for event in at if trace.operations[events.a[event]].name == name]

@@ -1,4 +1,4 @@
-"""The programs of all ranks of a scenario: one for those that run alike."""
+"""The programs of all ranks of a scenario: one for each group of ranks that run the same."""
 
 from __future__ import annotations
 
@@ -23,17 +23,24 @@ from perfmodel.trace.trace import Trace
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What these ranks run."""
+    """The ranks that run one program, and the program."""
 
     ranks: tuple[int, ...]
     program: Program
 
 
 def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: bool = False) -> tuple[RankProgram, ...]:
-    """Of every rank, each in one of them; ranks whose optimizers step over equal tensors are alike, and of several
-    pipelines those that have the same stages.
+    """Return the programs of all ranks; ranks whose programs are identical share one.
 
-    batches_all: how messages of a pipeline are posted, see :mod:`perfmodel.program.pipeline.programs`.
+    Those are ranks whose optimizers step over equal tensors, and in several pipelines ranks that have the same stages.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    allow_import : bool
+        Whether the scenario's own model may be imported if its trace is not at hand.
+    batches_all : bool
+        How messages of a pipeline are posted, see :mod:`perfmodel.program.pipeline.programs`.
 
     Raises
     ------
@@ -42,8 +49,8 @@ def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: b
     """
     if scenario.parallelism.pp is not None:
         programs = pipeline_programs(scenario, batches_all)
-        alike_to = [range(rank, scenario.parallelism.ranks, len(programs)) for rank in range(len(programs))]
-        return tuple(RankProgram(tuple(each), program) for each, program in zip(alike_to, programs, strict=True))
+        replicas = [range(rank, scenario.parallelism.ranks, len(programs)) for rank in range(len(programs))]
+        return tuple(RankProgram(tuple(ranks), program) for ranks, program in zip(replicas, programs, strict=True))
     trace = _as_kept(get_trace(as_computed(scenario), allow_import), scenario)
     shares = optimizer_shares(scenario, trace)
     if not shares:
@@ -56,7 +63,7 @@ def rank_programs(scenario: Scenario, allow_import: bool = False, batches_all: b
 
 def _optimizer_of(share: Share, scenario: Scenario, trace: Trace) -> Trace:
     if not offloads(scenario.parallelism):
-        return get_optimizer_trace(scenario, share.tensors, share.parts)
+        return get_optimizer_trace(scenario, share.tensors, share.before_step)
     dtypes = sorted({tensor.dtype for tensor in share.tensors} - {"float32"})
     if dtypes:
         raise PerfModelError(
@@ -68,9 +75,10 @@ def _optimizer_of(share: Share, scenario: Scenario, trace: Trace) -> Trace:
 
 
 def as_computed(scenario: Scenario) -> Scenario:
-    """The scenario whose trace is run: with forward and backward in the dtype that fully_shard's policy asks for; and
-    where a gradient scaler cannot know that the optimizer is fused, since ZeroRedundancyOptimizer is around it, with
-    one that is not.
+    """Return the scenario whose trace is run.
+
+    Its forward and backward are in the dtype of fully_shard's policy. Where a gradient scaler cannot know that the
+    optimizer is fused, since ZeroRedundancyOptimizer wraps it, its optimizer is not fused.
     """
     if scenario.parallelism.strategy == "zero1" and scenario.optimizer.implementation == "fused":
         if scenario.precision == "amp-fp16":
@@ -84,7 +92,7 @@ def as_computed(scenario: Scenario) -> Scenario:
 
 
 def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
-    """The model as it is built, in the dtype in which its parameters are kept."""
+    """Return the trace with the model as it is built: in the dtype in which its parameters are kept."""
     kept = Dtypes.of(scenario).kept
     if kept is None:
         return trace
@@ -95,21 +103,31 @@ def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
 
 
 class Share(NamedTuple):
-    """What the optimizers of these ranks step over. owners: which parameters these are, None for parts of parameters.
-    parts: what goes before the step, if it is not that of whole parameters. indices: of the parameters that these are
-    parts of, if each is of one.
+    """What the optimizers of some ranks step over.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+    tensors : tuple of TensorSpec
+    owners : tuple of int or None
+        For each tensor the parameter that it is; None for a shard.
+    before_step : OptimizerShare, optional
+        What precedes the step, where it is not that of whole parameters.
+    indices : tuple of int
+        For each tensor the parameter that it is a shard of; empty where a shard spans several.
     """
 
     ranks: tuple[int, ...]
     tensors: tuple[TensorSpec, ...]
     owners: tuple[int | None, ...]
-    parts: OptimizerShare | None = None
+    before_step: OptimizerShare | None = None
     indices: tuple[int, ...] = ()
 
 
 def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
-    """Each that differs, in the order of their first ranks; none where all step over the parameters themselves. Frozen
-    parameters are in no share.
+    """Return the distinct shares, in the order of their first ranks.
+
+    There are none where all ranks step over the parameters themselves. Frozen parameters are in no share.
 
     Raises
     ------
@@ -126,20 +144,23 @@ def optimizer_shares(scenario: Scenario, trace: Trace) -> list[Share]:
         shares = list(_sharded(kept, scenario, trained))
     elif scenario.parallelism.zero1_form == "reduce-scatter":
         shards = [flat_shard_of([tensors[i] for i in group], ranks) for group in by_dtype(trace)]
-        shares = [_parts(range(ranks), shards, scenario)]
+        shares = [_share(range(ranks), shards, scenario)]
     else:
         _check_dtypes(trace)
-        shares = _dealt(tensors, trained, ranks)
+        shares = _owned(tensors, trained, ranks)
     if not shares or not all(share.tensors for share in shares):
         raise PerfModelError(
-            f"parallelism.dp must leave every rank a part of the parameters with strategy {strategy} (got {ranks}, "
+            f"parallelism.dp must leave every rank a share of the parameters with strategy {strategy} (got {ranks}, "
             "which is too many for this model). Use fewer."
         )
     return shares
 
 
 def _sharded(tensors: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int]) -> Iterator[Share]:
-    """Of ranks that share each tensor by rows: all but the last of those that have any have equally many."""
+    """Yield the shares of ranks that shard each tensor by rows.
+
+    All ranks that have any row have equally many, the last of them excepted.
+    """
     sharing, ranks = sharing_of(scenario.parallelism).ranks, scenario.parallelism.dp
     borders = {0, sharing}
     for tensor in tensors:
@@ -148,30 +169,35 @@ def _sharded(tensors: Sequence[TensorSpec], scenario: Scenario, indices: Sequenc
         borders |= {whole, whole + bool(rest)}
     for first, stop in pairwise(sorted(borders)):
         places = range(first, stop)
-        alike = tuple(copy + place for copy in range(0, ranks, sharing) for place in places)
-        yield _parts(alike, [shard_of(tensor, sharing, first) for tensor in tensors], scenario, indices)
+        equal = tuple(copy + place for copy in range(0, ranks, sharing) for place in places)
+        yield _share(equal, [shard_of(tensor, sharing, first) for tensor in tensors], scenario, indices)
 
 
-def _dealt(tensors: Sequence[TensorSpec], trained: Sequence[int], ranks: int) -> list[Share]:
-    """Of ranks that own whole parameters. More ranks than there are parameters leave some with none."""
+def _owned(tensors: Sequence[TensorSpec], trained: Sequence[int], ranks: int) -> list[Share]:
+    """Return the shares of ranks that own whole parameters; none where there are more ranks than parameters."""
     if ranks > len(tensors):
         return []
-    alike: dict[tuple[TensorSpec, ...], tuple[list[int], tuple[int, ...]]] = {}
+    by_tensors: dict[tuple[TensorSpec, ...], tuple[list[int], tuple[int, ...]]] = {}
     is_trained = set(trained)
     for rank, owned in enumerate(owned_by_rank(tensors, ranks)):
         own = tuple(index for index in owned if index in is_trained)
-        alike.setdefault(tuple(tensors[index] for index in own), ([], own))[0].append(rank)
-    return [Share(tuple(of_ranks), own_tensors, own) for own_tensors, (of_ranks, own) in alike.items()]
+        by_tensors.setdefault(tuple(tensors[index] for index in own), ([], own))[0].append(rank)
+    return [Share(tuple(of_ranks), own_tensors, own) for own_tensors, (of_ranks, own) in by_tensors.items()]
 
 
-def _parts(ranks: Iterable[int], parts: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()) -> Share:
-    """Those of which the ranks have no row cost nothing but their place among the norms. indices: of whole ones."""
-    held = tuple(part for part in parts if part.numel)
+def _share(
+    ranks: Iterable[int], shards: Sequence[TensorSpec], scenario: Scenario, indices: Sequence[int] = ()
+) -> Share:
+    """Return the share of ranks that hold these shards.
+
+    An empty shard costs nothing except an entry in the stacked gradient norms. indices: the shards' parameters.
+    """
+    held = tuple(shard for shard in shards if shard.numel)
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"
     before = None
     if scenario.optimizer.max_grad_norm is not None or are_scaled:
-        before = OptimizerShare(are_dtensors, len(parts) - len(held) if are_dtensors else 0, are_scaled)
-    of_held = tuple(i for i, part in zip(indices, parts, strict=False) if part.numel)
+        before = OptimizerShare(are_dtensors, len(shards) - len(held) if are_dtensors else 0, are_scaled)
+    of_held = tuple(index for index, shard in zip(indices, shards, strict=False) if shard.numel)
     return Share(tuple(ranks), held, (None,) * len(held), before, of_held)
 
 

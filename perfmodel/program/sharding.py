@@ -1,4 +1,4 @@
-"""What a rank keeps of tensors that are sharded, and in which dtype."""
+"""Shards: what a rank keeps of a tensor, in which dtype, and which ranks share or replicate it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ DTYPE_OF_POLICY = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Dtypes:
-    """kept: what parameters and their gradients are kept in; reduced: what gradients are reduced in. None: as they are
-    computed in.
+    """The dtypes of a mixed-precision policy; None is the one in which the model computes.
+
+    Attributes
+    ----------
+    kept : str or None
+        In which parameters and their gradients are kept.
+    reduced : str or None
+        In which gradients are reduced.
     """
 
     kept: str | None = None
@@ -25,7 +31,10 @@ class Dtypes:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Dtypes:
-        """By the policy. Where it has computation in another dtype, that is the trace's, and parameters are float32."""
+        """Return the dtypes of the scenario's policy.
+
+        Where it computes in another dtype, that one is the trace's, and parameters are kept in float32.
+        """
         section = scenario.parallelism.fsdp
         policy = None if section is None else section.mixed_precision
         if policy is None:
@@ -35,7 +44,7 @@ class Dtypes:
 
 
 def sharing_of(section: ParallelismSection) -> Members:
-    """The ranks that share one copy of what is sharded, consecutive ones where there are several copies.
+    """Return the ranks that share one copy of what is sharded: consecutive ones where there are several copies.
 
     >>> sharing_of(ParallelismSection.model_validate({"dp": 8, "strategy": "zero3", "fsdp": {"replicate": 2}}))
     Members(group='shard', ranks=4)
@@ -45,14 +54,15 @@ def sharing_of(section: ParallelismSection) -> Members:
 
 
 def replicas_of(section: ParallelismSection) -> Members | None:
-    """The ranks that hold the same shard, one of each copy; None for one copy."""
+    """Return the ranks that hold the same shard, one of each copy; None for one copy."""
     copies = 1 if section.fsdp is None else section.fsdp.replicate
     return None if copies == 1 else Members(REPLICATE, copies)
 
 
 def resharing_of(section: ParallelismSection) -> Members | None:
-    """The consecutive ranks that share parameters between forward and backward; None where they are those that do so
-    otherwise, or each rank keeps all.
+    """Return the consecutive ranks that share parameters between forward and backward.
+
+    None where these are the ranks that share them anyway, or where each rank keeps all parameters.
     """
     asked = None if section.fsdp is None else section.fsdp.reshard_after_forward
     if type(asked) is not int or asked in (1, sharing_of(section).ranks):
@@ -61,17 +71,17 @@ def resharing_of(section: ParallelismSection) -> Members | None:
 
 
 def offloads(section: ParallelismSection) -> bool:
-    """Whether the host's memory holds shards, their gradients and optimizer states."""
+    """Return whether the host's memory holds shards, their gradients and optimizer states."""
     return section.fsdp is not None and section.fsdp.offload
 
 
 def in_dtype(tensor: TensorSpec, dtype: str | None) -> TensorSpec:
-    """The same in another dtype, if one is given."""
+    """Return the tensor in another dtype, if one is given."""
     return tensor if dtype is None else tensor._replace(dtype=dtype)
 
 
 def shard_of(tensor: TensorSpec, ranks: int, rank: int) -> TensorSpec:
-    """What one rank keeps of a parameter: its rows, of which the last ranks may have fewer or none.
+    """Return what one rank keeps of a parameter: its rows, of which the last ranks may have fewer or none.
 
     >>> [shard_of(TensorSpec((10, 3), (3, 1), "float32"), 4, rank).shape for rank in range(4)]
     [(3, 3), (3, 3), (3, 3), (1, 3)]
@@ -84,7 +94,7 @@ def shard_of(tensor: TensorSpec, ranks: int, rank: int) -> TensorSpec:
 
 
 def padded_shard_of(tensor: TensorSpec, ranks: int) -> TensorSpec:
-    """The first rank's part, as flat as it is sent: all others' are padded to it.
+    """Return the first rank's shard, as flat as it is sent: those of all others are padded to its size.
 
     >>> padded_shard_of(TensorSpec((10, 3), (3, 1), "float32"), 4).numel
     9
@@ -93,7 +103,7 @@ def padded_shard_of(tensor: TensorSpec, ranks: int) -> TensorSpec:
 
 
 def flat_shard_of(tensors: Sequence[TensorSpec], ranks: int) -> TensorSpec:
-    """A rank's part of all these in one flat buffer, which is padded so that the parts are alike.
+    """Return a rank's shard of all these tensors in one flat buffer, padded so that all shards are equal.
 
     >>> flat_shard_of([TensorSpec((3, 2), (2, 1), "float32"), TensorSpec((5,), (1,), "float32")], 4).shape
     (3,)

@@ -15,7 +15,7 @@ UNLIMITED = (2**63, 2**63)  # of the first step, before DDP knows in which order
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters (indices), in the order in which they lie in the buffer, and its size."""
+    """Parameters (indices) in the order in which they lie in a buffer, and the buffer's size."""
 
     parameters: tuple[int, ...]
     dtype: str
@@ -23,7 +23,7 @@ class Bucket:
 
 
 def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
-    """Bytes at which the first bucket and each later one is closed.
+    """Return the bytes at which the first bucket and each later one is closed.
 
     >>> bucket_limits(None), bucket_limits(25)
     ((1048576, 26214400), (26214400, 26214400))
@@ -35,7 +35,7 @@ def bucket_limits(bucket_cap_mb: float | None) -> tuple[int, int]:
 
 
 def assign_buckets(tensors: Sequence[TensorSpec], order: Iterable[int], limits: tuple[int, int]) -> tuple[Bucket, ...]:
-    """Buckets in the order in which they are reduced, once DDP has rebuilt them after the first step.
+    """Return buckets in the order in which they are reduced, once DDP has rebuilt them after the first step.
 
     Gradients are taken as they become ready; each joins the open bucket of its dtype, which closes as soon as it has
     reached its limit, so that it overshoots and no gradient is split. Each dtype starts with the first limit. What is
@@ -58,12 +58,12 @@ def assign_buckets(tensors: Sequence[TensorSpec], order: Iterable[int], limits: 
     open_: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     closed: dict[str, int] = {}
-    found: list[Bucket] = []
+    buckets: list[Bucket] = []
     for index in order:
         dtype = tensors[index].dtype
         open_.setdefault(dtype, []).append(index)
         sizes[dtype] = sizes.get(dtype, 0) + tensors[index].bytes
         if sizes[dtype] >= limits[min(closed.get(dtype, 0), 1)]:
-            found.append(Bucket(tuple(open_.pop(dtype)), dtype, sizes.pop(dtype)))
+            buckets.append(Bucket(tuple(open_.pop(dtype)), dtype, sizes.pop(dtype)))
             closed[dtype] = closed.get(dtype, 0) + 1
-    return (*found, *(Bucket(tuple(parameters), dtype, sizes[dtype]) for dtype, parameters in open_.items()))
+    return (*buckets, *(Bucket(tuple(parameters), dtype, sizes[dtype]) for dtype, parameters in open_.items()))

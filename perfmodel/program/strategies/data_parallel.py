@@ -32,7 +32,7 @@ from perfmodel.trace.trace import EventKind, Trace
 
 
 def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
-    """The program of one rank of ``scenario``: that of a single device, with communication where there are more.
+    """Return the program of one rank of ``scenario``: a single device's, with communication where there are more.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
     section = scenario.parallelism
     if section.dp == 1 or section.strategy == "none" or scenario.mode == "forward":
         return program
-    return _FORMS[section.strategy](ProgramBuilder(program, sharing_of(section)), scenario)
+    return _STRATEGIES[section.strategy](ProgramBuilder(program, sharing_of(section)), scenario)
 
 
 def _naive(builder: ProgramBuilder, scenario: Scenario) -> Program:
@@ -54,7 +54,7 @@ def _naive(builder: ProgramBuilder, scenario: Scenario) -> Program:
 
 
 def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    """One buffer a dtype, as torch groups them."""
+    """Return the program with one buffer a dtype, as torch groups them."""
     rows: list[Instruction] = []
     parameters = builder.trace.parameters
     for dtype in dict.fromkeys(parameters[index].tensor.dtype for index in builder.gradients):
@@ -78,15 +78,15 @@ def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
     run, marks = builder.last("backward"), []
     for index, event in ready_gradients(builder.trace.steady):
         tensor = builder.trace.parameters[index].tensor
-        rows, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
-        builder.insert(run, event, *rows)
+        reduction, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))
+        builder.insert(run, event, *reduction)
         marks.append(mark)
     stop = builder.program.runs[run].segment.stop
     builder.insert(run, stop, *waits_in_a_row(marks))
     return builder.finish()
 
 
-_FORMS: dict[str, Callable[[ProgramBuilder, Scenario], Program]] = {
+_STRATEGIES: dict[str, Callable[[ProgramBuilder, Scenario], Program]] = {
     "naive": _naive,
     "flat": _flat,
     "overlap": _overlap,

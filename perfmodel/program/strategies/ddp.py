@@ -3,7 +3,7 @@
 A static graph is recorded in the first step, whose gradients are all copied and reduced at the end of backward; the
 order in which they become ready, which the rebuilt buckets follow, is then noted in the second.
 
-Of a pipeline each stage is a module of its own, with buckets of its own, reduced in the last of its backwards.
+In a pipeline each stage is a module of its own, with buckets of its own, reduced in the last of its backwards.
 
 Sources: torch/csrc/distributed/c10d/reducer.cpp (``autograd_hook``, ``delay_all_reduce``,
 ``mark_variable_ready_dense``, ``finalize_bucket_dense``, ``rebuild_buckets``), comm.cpp (``broadcast_coalesced``),
@@ -25,7 +25,7 @@ from perfmodel.trace.operation import Operation, TensorSpec
 from perfmodel.trace.trace import EventKind, Segment, StorageKind, Trace, gradient_storages
 from perfmodel.units import MIB
 
-SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # flat copies in which a wrapped model's state is sent
+SHARED_BYTES, SHARED_AT_ONCE = 250 * MIB, 2  # of the flat copies in which a wrapped model's state is sent
 COPY_SHARE = 0.5  # of DDP_PARAMETER, which was measured where gradients are copied in and out
 REBUILD_STEP, REBUILD_STEP_OF_STATIC_GRAPH = 2, 3
 
@@ -34,9 +34,18 @@ REBUILD_STEP, REBUILD_STEP_OF_STATIC_GRAPH = 2, 3
 class WrappedModule:
     """A module that is wrapped, and where a program runs it.
 
-    parameters: indices. buffer_bytes: of each buffer. forwards: runs, in order. backward, first_backward: the run whose
-    gradients are reduced, of the steady and of the first step. shares_buffers: its first forward takes rank 0's
-    buffers, which DDP does behind a forward that was not under no_sync.
+    Attributes
+    ----------
+    parameters : range
+        Indices.
+    buffer_bytes : tuple of int
+        Bytes of each buffer.
+    forwards : tuple of int
+        Runs, in order.
+    backward, first_backward : int
+        The run whose gradients are reduced, in the steady and in the first step.
+    shares_buffers : bool
+        Whether its first forward takes rank 0's buffers, which DDP does after a forward that was not under no_sync.
     """
 
     parameters: range
@@ -49,8 +58,16 @@ class WrappedModule:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a wrapped module asks for: at once; initial: buckets of that, given up when it is rebuilt; rebuilt: what
-    replaces them, where in the steady step's runs.
+    """Memory of a wrapped module.
+
+    Attributes
+    ----------
+    setup : tuple of Instruction
+        Allocated when it is wrapped, the initial buckets included.
+    initial : tuple of Instruction
+        Allocations of the initial buckets, which are freed when they are rebuilt.
+    rebuilt : Insertion
+        Allocations of the rebuilt buckets, and where they stand in the steady step's runs.
     """
 
     setup: tuple[Instruction, ...]
@@ -59,9 +76,9 @@ class _Memory:
 
 
 def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = None) -> tuple[Bucket, ...]:
-    """The buckets of the steady step, in the order in which they are reduced.
+    """Return the buckets of the steady step, in the order in which they are reduced.
 
-    backward: whose gradients are reduced; by default, the trace's last.
+    backward: the segment whose gradients are reduced; by default the trace's last.
     """
     tensors = [parameter.tensor for parameter in trace.parameters]
     limits = bucket_limits(scenario.parallelism.bucket_cap_mb)
@@ -69,9 +86,9 @@ def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = Non
 
 
 def ddp(builder: ProgramBuilder, scenario: Scenario, modules: Sequence[WrappedModule] = ()) -> Program:
-    """The form ``ddp`` of :mod:`perfmodel.program.strategies.data_parallel`.
+    """Return the program of strategy ``ddp``, see :mod:`perfmodel.program.strategies.data_parallel`.
 
-    modules: by default one, the whole model.
+    modules: what is wrapped; by default one module, the whole model.
     """
     is_static = scenario.parallelism.static_graph
     memory = [_wrap(builder, scenario, module) for module in modules or (_whole_model(builder),)]
@@ -96,7 +113,7 @@ def _whole_model(builder: ProgramBuilder) -> WrappedModule:
 
 
 def buffer_sizes(trace: Trace) -> tuple[int, ...]:
-    """Bytes of each buffer."""
+    """Return the bytes of each buffer."""
     return tuple(storage.bytes for storage in trace.persistent if storage.kind == StorageKind.BUFFER)
 
 
@@ -122,8 +139,8 @@ def _wrap(builder: ProgramBuilder, scenario: Scenario, module: WrappedModule) ->
 
 
 def _reduce(builder: ProgramBuilder, module: WrappedModule, buckets: Sequence[Bucket], as_view: bool) -> list[int]:
-    """Each gradient is copied into its bucket when it is ready, and buckets are reduced as they fill, strictly in
-    order: the marks of their ends.
+    """Copy each gradient into its bucket when it is ready, reduce buckets as they fill, and return the marks of the
+    reductions' ends. Buckets are reduced strictly in order.
     """
     trace, segment = builder.trace, builder.program.runs[module.backward].segment
     own = gradient_storages(trace, trace.steady) if as_view else {}
@@ -137,15 +154,15 @@ def _reduce(builder: ProgramBuilder, module: WrappedModule, buckets: Sequence[Bu
             rows.append(Instruction(EventKind.FREE, own[index]))
         while len(marks) < len(buckets) and missing[len(marks)] == 0:
             bucket = buckets[len(marks)]
-            more, mark = builder.asynchronous(bucket.dtype, bucket.size_bytes, host_calls.DDP_BUCKET)
-            rows += more
+            reduction, mark = builder.asynchronous(bucket.dtype, bucket.size_bytes, host_calls.DDP_BUCKET)
+            rows += reduction
             marks.append(mark)
         builder.insert(module.backward, event, *rows)
     return marks
 
 
 def _map_of_used(builder: ProgramBuilder, parameters: int) -> tuple[Instruction, ...]:
-    """An int32 for each parameter, reduced in a static graph's first step: which of them are used on any rank."""
+    """Allocate an int32 a parameter, reduced in a static graph's first step: which ones are used on any rank."""
     return (Instruction(EventKind.ALLOC, builder.new_storage(), vector(parameters, "int32").bytes),)
 
 
@@ -154,7 +171,7 @@ def _buffers(builder: ProgramBuilder, buckets: tuple[Bucket, ...]) -> tuple[Inst
 
 
 def _share_state(builder: ProgramBuilder, module: WrappedModule) -> list[Instruction]:
-    """When a model is wrapped, rank 0 sends its parameters and buffers in flat copies, at most two of them at a time.
+    """Return the flat copies in which rank 0 sends parameters and buffers when a model is wrapped, two at a time.
 
     Source: ``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp. What a trace knows of a buffer is its size;
     it is taken to be of float32.
@@ -162,17 +179,17 @@ def _share_state(builder: ProgramBuilder, module: WrappedModule) -> list[Instruc
     tensors = [builder.trace.parameters[index].tensor for index in module.parameters]
     tensors += [vector(max(size_bytes // 4, 1), "float32") for size_bytes in module.buffer_bytes]
     rows: list[Instruction] = []
-    there: deque[int] = deque()
+    live: deque[int] = deque()
     for row in _buffers(builder, assign_buckets(tensors, range(len(tensors)), (SHARED_BYTES, SHARED_BYTES))):
-        if len(there) == SHARED_AT_ONCE:
-            rows.append(Instruction(EventKind.FREE, there.popleft()))
+        if len(live) == SHARED_AT_ONCE:
+            rows.append(Instruction(EventKind.FREE, live.popleft()))
         rows.append(row)
-        there.append(row.a)
-    return [*rows, *(Instruction(EventKind.FREE, storage) for storage in there)]
+        live.append(row.a)
+    return [*rows, *(Instruction(EventKind.FREE, storage) for storage in live)]
 
 
 def _free_first_gradients(builder: ProgramBuilder, module: WrappedModule, is_static: bool) -> None:
-    """In the first step too, a gradient that was copied into its bucket becomes a view of it."""
+    """Free, in the first step too, each gradient that is copied into its bucket and becomes a view of it."""
     first, run = builder.trace.first, module.first_backward
     segment = builder.program.first_runs[run].segment
     own = gradient_storages(builder.trace, first)
@@ -185,7 +202,7 @@ def _free_first_gradients(builder: ProgramBuilder, module: WrappedModule, is_sta
 
 
 def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun) -> list[Instruction]:
-    """Before the first forward of a step every rank takes the buffers of rank 0: copied into one, sent, copied back.
+    """Return the broadcast of rank 0's buffers before the first forward of a step: copied into one, sent, copied back.
 
     What a trace knows of a buffer is its size; the copies are taken to be of float32.
     """
@@ -209,7 +226,7 @@ def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun
 def _ddp_end(
     builder: ProgramBuilder, buckets: tuple[Bucket, ...], marks: list[int], as_view: bool
 ) -> list[Instruction]:
-    """Each bucket is awaited, and, where gradients are not views of it, copied out before the next is."""
+    """Wait for each bucket and, where gradients are not views of it, copy it out before the next wait."""
     rows: list[Instruction] = []
     for bucket, mark in zip(buckets, marks, strict=True):
         rows.append(Instruction(WAIT, mark, call=host_calls.WAIT))
@@ -220,7 +237,7 @@ def _ddp_end(
 
 
 def _copy_in(gradient: TensorSpec) -> Operation:
-    """bucket view = gradient x (1 / ranks)."""
+    """Return the copy into a bucket: bucket view = gradient x (1 / ranks)."""
     scalar = TensorSpec((), (), "float32", "cpu")
     return Operation("aten.mul.out", (gradient, scalar), (("out", gradient),), (gradient,))
 

@@ -1,10 +1,10 @@
 """ZeRO stage 1: every rank keeps the optimizer states of its share of the parameters, and steps over these alone.
 
-    broadcast        torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters, dealt out by size;
+    broadcast        torch's DistributedDataParallel with ZeroRedundancyOptimizer: whole parameters, assigned by size;
                      after its step each rank sends what it owns to all others, parameter by parameter
                      (``parameters_as_bucket_view``: in one piece)
-    reduce-scatter   the paper's: gradients in one flat buffer, of which each rank reduces and steps over one part, and
-                     parameters in another, of which each gathers the others' parts
+    reduce-scatter   the paper's: gradients in one flat buffer, of which each rank reduces and steps over one shard, and
+                     parameters in another, of which each gathers the others' shards
 
 Sources: torch/distributed/optim/zero_redundancy_optimizer.py (``_partition_parameters``, ``_sync_params``,
 ``_build_param_buckets``); Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models.
@@ -29,8 +29,9 @@ OPTIMIZER = "optimizer"
 
 
 def partition(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Which parameters (indices) each rank owns, in the order in which it steps over them: the largest first, each to
-    the rank that has the fewest elements so far.
+    """Return which parameters (indices) each rank owns, in the order in which it steps over them.
+
+    The largest come first, each to the rank that has the fewest elements so far.
 
     >>> partition([4, 9, 4, 2], 2)
     ((1,), (0, 2, 3))
@@ -45,19 +46,21 @@ def partition(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """:func:`partition` of a model's parameters, those that need no gradient among them."""
+    """Return the :func:`partition` of a model's parameters, frozen ones included."""
     return partition([tensor.numel for tensor in tensors], ranks)
 
 
 def zero1(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    """The form ``zero1`` of :mod:`perfmodel.program.strategies.data_parallel`."""
+    """Return the program of strategy ``zero1``, see :mod:`perfmodel.program.strategies.data_parallel`."""
     form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
     return form(builder, scenario)
 
 
 def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    """A buffer a dtype. Gradients are given up once they are copied; a shard's lives until it is cleared. Parameters
-    become views of the flat buffer when the model is wrapped.
+    """Return the paper's form, with one flat buffer a dtype.
+
+    Gradients are freed once they are copied; a shard's gradient lives until it is cleared. Parameters become views of
+    the flat buffer when the model is wrapped.
     """
     steady: list[Instruction] = []
     first: list[Instruction] = []
@@ -71,18 +74,18 @@ def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
         whole = vector(shard.numel * builder.ranks, shard.dtype)
         padding = vector(whole.numel - sum(tensor.numel for tensor in tensors), shard.dtype)
         setup += _flat_parameters(builder, indices, whole, padding)
-        made, gradient = builder.new_storage(), builder.new_storage()
-        parts = tuple(vector(tensor.numel, tensor.dtype) for tensor in tensors)
-        flatten = Operation("aten.cat.default", ((*parts, padding),), outputs=(whole,))
+        flat, gradient = builder.new_storage(), builder.new_storage()
+        views = tuple(vector(tensor.numel, tensor.dtype) for tensor in tensors)
+        flatten = Operation("aten.cat.default", ((*views, padding),), outputs=(whole,))
         for rows, events in ((steady, trace.steady), (first, trace.first)):
             own = gradient_storages(trace, events)
             rows += [
-                Instruction(EventKind.ALLOC, made, whole.bytes),
+                Instruction(EventKind.ALLOC, flat, whole.bytes),
                 builder.launch(flatten, host_calls.FLATTEN),
                 *(Instruction(EventKind.FREE, own[index]) for index in indices if index in own),
                 Instruction(EventKind.ALLOC, gradient, shard.bytes),
                 builder.blocking("reduce_scatter", whole),
-                Instruction(EventKind.FREE, made),
+                Instruction(EventKind.FREE, flat),
             ]
         cleared.append(Instruction(EventKind.FREE, gradient))
         gathers.append(builder.blocking("all_gather", whole))
@@ -96,12 +99,12 @@ def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
 
 
 def by_dtype(trace: Trace) -> list[list[int]]:
-    """Parameters that need gradients (indices), apart by dtype."""
-    found: dict[str, list[int]] = {}
+    """Return the parameters that require a gradient (indices), grouped by dtype."""
+    groups: dict[str, list[int]] = {}
     for index, parameter in enumerate(trace.parameters):
         if parameter.requires_grad:
-            found.setdefault(parameter.tensor.dtype, []).append(index)
-    return list(found.values())
+            groups.setdefault(parameter.tensor.dtype, []).append(index)
+    return list(groups.values())
 
 
 def _flat_parameters(
@@ -116,7 +119,7 @@ def _flat_parameters(
 
 
 def _broadcast(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    """ddp, and after the optimizer's step the broadcasts, all begun before the first is awaited.
+    """Return torch's form: ddp, and after the optimizer's step broadcasts, all begun before the first is awaited.
 
     The trace's optimizer steps over what the rank owns (:mod:`perfmodel.program.ranks`). Where parameters are views of
     a rank's bucket they are copied there when the optimizer is made.
@@ -140,13 +143,13 @@ def _broadcast(builder: ProgramBuilder, scenario: Scenario) -> Program:
 
 
 def _sizes(tensors: Sequence[TensorSpec], as_view: bool) -> list[int]:
-    """Bytes of a rank's broadcasts; who owns nothing has a bucket of one float32."""
+    """Return the bytes of a rank's broadcasts; a rank that owns nothing has a bucket of one float32."""
     sizes = [tensor.bytes for tensor in tensors]
     return [sum(sizes) or 4] if as_view else sizes
 
 
 def _views(builder: ProgramBuilder, owned: Sequence[Sequence[int]]) -> list[Instruction]:
-    """Each rank's bucket, and the parameters whose place it takes, one after another."""
+    """Return the allocation of each rank's bucket, and the frees of the parameters that it replaces, in turn."""
     rows = []
     for indices in owned:
         parameters = [builder.trace.parameters[index] for index in indices]
