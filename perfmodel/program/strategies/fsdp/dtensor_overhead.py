@@ -1,4 +1,4 @@
-"""What DTensors cost the host in a phase of a step that runs over parameters."""
+"""The host time of DTensors in a phase of a step that runs over parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.trace.trace import EventKind
 
 
 def add_dtensor_calls(builder: ProgramBuilder, phase: str, loop: str) -> None:
-    """Spread what the phase takes more over DTensors evenly over its operators, each of which it comes before.
+    """Spread the phase's extra host time over DTensors evenly over its operators; each share precedes its operator.
 
     seconds = a + b n, with ``dtensor <loop>`` for a, ``dtensor <loop> parameter`` for b, and n parameters of this rank
     (all of them, where the trace has no share).
@@ -23,10 +23,10 @@ def add_dtensor_calls(builder: ProgramBuilder, phase: str, loop: str) -> None:
     segment = builder.program.runs[number].segment
     operators = segment.start + np.flatnonzero(trace.steady.kind[segment.start : segment.stop] == EventKind.OP)
     call = host_calls.over_dtensors(loop)
-    each = 1 / max(len(operators), 1)
+    share = 1 / max(len(operators), 1)
     rows = (
-        Instruction(HOST, call=call, share=each),
-        Instruction(HOST, call=host_calls.per_parameter(call), share=count * each),
+        Instruction(HOST, call=call, share=share),
+        Instruction(HOST, call=host_calls.per_parameter(call), share=count * share),
     )
     for event in operators.tolist() if len(operators) else [segment.stop]:
         builder.insert(number, event, *rows)

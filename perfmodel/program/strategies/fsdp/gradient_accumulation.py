@@ -21,8 +21,10 @@ from perfmodel.trace.trace import EventKind
 
 
 def kept_dtype(builder: ProgramBuilder, reduced: str | None) -> str | None:
-    """In which gradients are kept from one micro-batch to the next; None: as backward makes them, or not at all.
-    reduced: what they are reduced in, None for what they are computed in.
+    """Return the dtype in which gradients are kept from one micro-batch to the next.
+
+    None stands for the one in which backward makes them, or for a step of one micro-batch. reduced: the dtype in which
+    they are reduced; None for the one in which they are computed.
     """
     backwards = sum(run.phase == "backward" for run in builder.program.runs)
     computed = {builder.trace.parameters[index].tensor.dtype for index in builder.gradients}
@@ -30,7 +32,7 @@ def kept_dtype(builder: ProgramBuilder, reduced: str | None) -> str | None:
 
 
 def with_fresh_gradients(program: Program) -> Program:
-    """The program whose micro-batches all run what the first one does."""
+    """Return the program whose micro-batches all run what the first one does."""
     return replace(program, runs=_as_the_first(program.runs), first_runs=_as_the_first(program.first_runs))
 
 
@@ -41,7 +43,16 @@ def _as_the_first(runs: Sequence[PhaseRun]) -> tuple[PhaseRun, ...]:
 
 @dataclass
 class Accumulation:
-    """Of one step. storages: of the gradients that backward makes, by parameter. dtype: :func:`kept_dtype`."""
+    """The accumulated gradients of one step.
+
+    Attributes
+    ----------
+    builder : ProgramBuilder
+    storages : mapping of int to int
+        Of the gradients that backward makes, by parameter.
+    dtype : str or None
+        See :func:`kept_dtype`.
+    """
 
     builder: ProgramBuilder
     storages: Mapping[int, int]
@@ -49,7 +60,7 @@ class Accumulation:
     _kept: dict[int, int] = field(default_factory=dict)  # storages of sums, by parameter
 
     def add(self, parameters: Sequence[int]) -> list[Instruction]:
-        """Before the parameters are given up: to what earlier micro-batches left."""
+        """Add gradients to what earlier micro-batches left; this precedes the free of the unsharded parameters."""
         rows = []
         for index in parameters:
             if index in self._kept:
@@ -60,7 +71,10 @@ class Accumulation:
         return rows
 
     def keep(self, parameters: Sequence[int]) -> list[Instruction]:
-        """After they were given up, in a micro-batch that does not reduce: what it made, if nothing was kept before."""
+        """Keep what a micro-batch made that does not reduce, if nothing was kept before.
+
+        This follows the free of the unsharded parameters.
+        """
         rows = []
         for index in parameters:
             if self.dtype is not None and index not in self._kept:
@@ -76,7 +90,7 @@ class Accumulation:
         return rows
 
     def take(self, parameters: Sequence[int]) -> tuple[tuple[TensorSpec, ...], list[int]]:
-        """What is reduced, and the storages that are then given up."""
+        """Return the gradients that are reduced, and the storages that are then freed."""
         tensors = tuple(in_dtype(self._tensor(i), self.dtype if i in self._kept else None) for i in parameters)
         storages = [self._kept.pop(i, self.storages.get(i)) for i in parameters]
         return tensors, [storage for storage in storages if storage is not None]

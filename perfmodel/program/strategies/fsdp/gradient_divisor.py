@@ -14,8 +14,10 @@ AVERAGED = ("float32", "bfloat16")
 
 
 def divisors(dtype: str, ranks: int) -> tuple[float, float]:
-    """Before and after gradients are summed over ``ranks``: near the root of that each, or half precision would run out
-    of its range; 1 where the collective averages.
+    """Return what gradients are divided by before and after they are summed over ``ranks``.
+
+    Both are near the root of ``ranks``, or half precision would run out of its range; both are 1 where the collective
+    averages.
 
     >>> divisors("float16", 2), divisors("float16", 8), divisors("bfloat16", 8)
     ((2.0, 1.0), (4.0, 2.0), (1.0, 1.0))
@@ -29,7 +31,7 @@ def divisors(dtype: str, ranks: int) -> tuple[float, float]:
 
 
 def divided(builder: ProgramBuilder, tensor: TensorSpec, divisor: float, stream: int) -> list[Instruction]:
-    """In place, by a kernel; nothing for 1."""
+    """Return the kernel that divides a tensor in place; nothing for a divisor of 1."""
     if divisor == 1:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What fully_shard gathers together, among which ranks, and what it holds of that."""
+"""Which parameters fully_shard gathers together, among which ranks, and the storages that it holds for them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,20 @@ ROOT = 0  # the module that all others are in
 
 
 class Storages(NamedTuple):
-    """Of a group. cast: the part in the dtype it is sent in. gathered: all parts. reduced: whole gradients. scattered:
-    the part of these. gradient: that in the dtype of the parameters.
+    """Storages of a group.
+
+    Attributes
+    ----------
+    cast : int
+        The rank's shard, in the dtype in which it is sent.
+    gathered : int
+        The shards of all ranks.
+    reduced : int
+        Whole gradients.
+    scattered : int
+        The rank's shard of the gradients.
+    gradient : int
+        That shard in the dtype of the parameters.
     """
 
     cast: int
@@ -30,10 +42,23 @@ class Storages(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters (indices) that are gathered together. module: index of the block, or ROOT. reshards: whether they are
-    given up after forward. unsharded: storages of the whole parameters; parts: of what is kept of them after forward.
-    ahead, behind: modules that are gathered as soon as this one is copied out, in forward and in backward; nothing
-    behind: the one before.
+    """Parameters that are gathered together.
+
+    Attributes
+    ----------
+    module : int
+        Index of the block, or ROOT.
+    parameters : tuple of int
+        Indices.
+    reshards : bool
+        Whether the unsharded parameters are freed after forward.
+    storages : Storages
+    unsharded : tuple of int
+        Storages of the whole parameters.
+    resharded : tuple of int
+        Storages of the larger shards that are kept between forward and backward, where fewer ranks share them.
+    prefetched_in_forward, prefetched_in_backward : tuple of int
+        Modules whose gathers begin as soon as this one is copied out. In backward, none stands for the one before.
     """
 
     module: int
@@ -41,16 +66,26 @@ class Group:
     reshards: bool
     storages: Storages
     unsharded: tuple[int, ...]
-    parts: tuple[int, ...]
-    ahead: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
+    resharded: tuple[int, ...]
+    prefetched_in_forward: tuple[int, ...] = ()
+    prefetched_in_backward: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What fully_shard was told. groups: blocks in the order of forward, and the root last, in which order they are
-    wrapped. replicas: the ranks that hold the same shard, if several do. resharing: those that share parameters between
-    forward and backward, if fewer than otherwise. offloads: whether the host's memory holds the parts.
+    """What fully_shard is asked to do.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+        Blocks in the order of forward, then the root; they are wrapped in this order.
+    dtypes : Dtypes
+    replicas : Members, optional
+        The ranks that hold the same shard, if several do.
+    resharing : Members, optional
+        The ranks that share parameters between forward and backward, if they are fewer than otherwise.
+    offloads : bool
+        Whether the host's memory holds the shards.
     """
 
     groups: tuple[Group, ...]
@@ -61,22 +96,23 @@ class Plan:
 
 
 def plan_of(builder: ProgramBuilder, scenario: Scenario) -> Plan:
-    """By the scenario's section."""
+    """Return the plan that follows from the scenario's ``parallelism`` section."""
     groups = tuple(_groups(builder, scenario))
     section = scenario.parallelism
     return Plan(groups, Dtypes.of(scenario), replicas_of(section), resharing_of(section), offloads(section))
 
 
 def blocks_of(trace: Trace) -> list[int]:
-    """The repeated blocks (modules), in the order in which forward enters them: those that backward runs through, and
-    the other children of the modules that these are in, which may be frozen.
+    """Return the repeated blocks (modules), in the order in which forward enters them.
+
+    They are those that backward runs through, and the other children of their parents, which may be frozen.
     """
     events = trace.steady
     parents = [name.rpartition(".")[0] for name, _ in trace.modules]
     reached = set(events.a[events.kind == EventKind.BLOCK_ENTER].tolist()) - {ROOT}
-    around = {parents[module] for module in reached}
+    holders = {parents[module] for module in reached}
     entered = events.a[events.kind == EventKind.MODULE_ENTER].tolist()
-    return [module for module in dict.fromkeys(entered) if module != ROOT and parents[module] in around]
+    return [module for module in dict.fromkeys(entered) if module != ROOT and parents[module] in holders]
 
 
 def _groups(builder: ProgramBuilder, scenario: Scenario) -> list[Group]:
@@ -86,8 +122,8 @@ def _groups(builder: ProgramBuilder, scenario: Scenario) -> list[Group]:
     for index, parameter in enumerate(trace.parameters):
         inside = [block for block in blocks if parameter.name.startswith(f"{trace.modules[block][0]}.")]
         owner[index] = inside[0] if inside else ROOT
-    ahead, back = section.forward_prefetch or 0, section.backward_prefetch or 0
-    found = []
+    forward, backward = section.forward_prefetch or 0, section.backward_prefetch or 0
+    groups = []
     for place, module in enumerate([*blocks, ROOT]):
         members = tuple(index for index, block in owner.items() if block == module)
         if members:
@@ -95,19 +131,19 @@ def _groups(builder: ProgramBuilder, scenario: Scenario) -> list[Group]:
             group = Group(
                 module,
                 members,
-                _gives_up(scenario, is_root),
+                _reshards(scenario, is_root),
                 Storages(*(builder.new_storage() for _ in Storages._fields)),
                 unsharded=tuple(builder.new_storage() for _ in members),
-                parts=tuple(builder.new_storage() for _ in members),
-                ahead=() if is_root else tuple(blocks[place + 1 : place + 1 + ahead]),
-                behind=() if is_root else tuple(reversed(blocks[max(place - back, 0) : place])),
+                resharded=tuple(builder.new_storage() for _ in members),
+                prefetched_in_forward=() if is_root else tuple(blocks[place + 1 : place + 1 + forward]),
+                prefetched_in_backward=() if is_root else tuple(reversed(blocks[max(place - backward, 0) : place])),
             )
-            found.append(group)
-    return found
+            groups.append(group)
+    return groups
 
 
-def _gives_up(scenario: Scenario, is_root: bool) -> bool:
-    """After forward. A group of one rank keeps everything, as torch says."""
+def _reshards(scenario: Scenario, is_root: bool) -> bool:
+    """Return whether a group's unsharded parameters are freed after forward; torch keeps those of one rank."""
     section = scenario.parallelism.fsdp
     asked = None if section is None else section.reshard_after_forward
     if asked is None:
@@ -116,7 +152,10 @@ def _gives_up(scenario: Scenario, is_root: bool) -> bool:
 
 
 def wrapping(builder: ProgramBuilder, plan: Plan) -> list[Instruction]:
-    """Each group's parts are made while its parameters are still whole, and do not stay where the host keeps them."""
+    """Return what wrapping allocates and frees.
+
+    Each group's shards are made while its parameters are still whole; they do not stay where the host keeps them.
+    """
     rows: list[Instruction] = []
     kind = StorageKind.PARAMETER
     for group in plan.groups:
@@ -141,16 +180,16 @@ class Sizes:
         return self._trace.parameters[index].tensor
 
     def unsharded(self, index: int) -> TensorSpec:
-        """With the padding: parameters are views of this."""
+        """Return the padded whole of a parameter, which is a view of it."""
         shard = padded_shard_of(self.tensor(index), self._ranks)
         return vector(shard.numel * self._ranks, shard.dtype)
 
-    def part(self, index: int, ranks: int) -> TensorSpec:
-        """That of one of so many ranks."""
+    def shard(self, index: int, ranks: int) -> TensorSpec:
+        """Return the padded shard of a parameter that so many ranks share."""
         whole = self.unsharded(index)
         return vector(whole.numel // ranks, whole.dtype)
 
     def buffer(self, parameters: Sequence[int]) -> TensorSpec:
-        """All parts of these."""
+        """Return the buffer of all ranks' shards of these parameters."""
         elements = sum(self.unsharded(index).numel for index in parameters)
         return vector(elements, self.tensor(parameters[0]).dtype)

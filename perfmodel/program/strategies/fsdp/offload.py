@@ -1,13 +1,13 @@
 """Shards, their gradients and optimizer states in pinned host memory: fully_shard's CPUOffloadPolicy.
 
-    before a gather     each parameter's part is copied to the device, and there cast to what is sent
-    after a reduction   each parameter's part of the gradient is copied to the host
+    before a gather     each parameter's shard is copied to the device, and there cast to what is sent
+    after a reduction   each parameter's shard of the gradient is copied to the host
     backward's end      the host waits for these copies, group by group
     optimizer           runs on the host, at
 
         seconds = a + b n + c s        n parameters of this rank, of s MiB together
 
-Copies are what the device's copy engines do, one after another on a stream: they take no multiprocessors, and the two
+The device's copy engines do the copies, one after another on a stream: they take no multiprocessors, and the two
 directions do not slow each other. (Both at once take H200s 10 % longer than either alone.)
 
 Sources: torch/distributed/fsdp/_fully_shard (``_fsdp_param.py``: ``all_gather_inputs``, ``_fsdp_collectives.py``:
@@ -28,56 +28,62 @@ from perfmodel.units import MIB
 
 
 class Copies:
-    """Of one step, between the host and the device."""
+    """The copies of one step between the host and the device."""
 
     def __init__(self, builder: ProgramBuilder) -> None:
-        self._editor = builder
-        self._parts = {each.name: each.tensor for each in builder.trace.optimized or ()}
+        self._builder = builder
+        self._shards = {each.name: each.tensor for each in builder.trace.optimized or ()}
         self._marks: dict[int, list[int]] = {}  # by module: what backward's end awaits
 
     def to_device(
         self, kept: Sequence[TensorSpec], sent: Sequence[TensorSpec], stream: int
     ) -> tuple[list[Instruction], list[Instruction]]:
-        """Parts as they are kept, each then cast to what is sent, if that is another dtype; and the end of these."""
+        """Return copies of the shards to the device, and the frees of what they allocate.
+
+        Each is copied as it is kept, and then cast to what is sent, if that is another dtype.
+        """
         rows: list[Instruction] = []
         ends: list[Instruction] = []
-        for part, wanted in zip(kept, sent, strict=True):
-            copied, end = self._made(part, stream)
-            rows += [self._editor.launch(_copy(part, "cpu", "cuda"), host_calls.COPY_TO_DEVICE, stream=stream), copied]
-            if wanted.dtype != part.dtype:
-                cast = Operation("aten._to_copy.default", (part,), (("dtype", f"torch.{wanted.dtype}"),), (wanted,))
+        for shard, wanted in zip(kept, sent, strict=True):
+            copied, end = self._storage(shard, stream)
+            rows += [
+                self._builder.launch(_copy(shard, "cpu", "cuda"), host_calls.COPY_TO_DEVICE, stream=stream),
+                copied,
+            ]
+            if wanted.dtype != shard.dtype:
+                cast = Operation("aten._to_copy.default", (shard,), (("dtype", f"torch.{wanted.dtype}"),), (wanted,))
                 copy_end = end
-                copied, end = self._made(wanted, stream)
-                rows += [self._editor.launch(cast, host_calls.LAUNCH, stream=stream), copied, copy_end]
+                copied, end = self._storage(wanted, stream)
+                rows += [self._builder.launch(cast, host_calls.LAUNCH, stream=stream), copied, copy_end]
             ends.append(end)
-        return rows, ends[::-1]  # a list is given up from its end
+        return rows, ends[::-1]  # a list is cleared from its end
 
-    def _made(self, tensor: TensorSpec, stream: int) -> tuple[Instruction, Instruction]:
-        """Its storage, and the end of that."""
-        storage, kind = self._editor.new_storage(), StorageKind.PARAMETER
+    def _storage(self, tensor: TensorSpec, stream: int) -> tuple[Instruction, Instruction]:
+        """Return the allocation of a tensor's storage, and its free."""
+        storage, kind = self._builder.new_storage(), StorageKind.PARAMETER
         return (
             Instruction(EventKind.ALLOC, storage, tensor.bytes, stream=stream, holds=kind),
             Instruction(EventKind.FREE, storage, stream=stream, holds=kind),
         )
 
     def to_host(self, module: int, parameters: Sequence[int], stream: int) -> list[Instruction]:
-        """This rank's part of each parameter's gradient. A part without rows is awaited too, and takes no time."""
+        """Return copies of this rank's gradient shards to the host; an empty one is awaited too, and takes no time."""
         rows: list[Instruction] = []
-        marks = self._marks[module] = [self._editor.mark() for _ in parameters]
+        marks = self._marks[module] = [self._builder.mark() for _ in parameters]
         for index, mark in zip(parameters, marks, strict=True):
-            part = self._parts.get(self._editor.trace.parameters[index].name)
-            if part is not None:
-                rows.append(self._editor.launch(_copy(part, "cuda", "cpu"), host_calls.COPY_TO_HOST, stream=stream))
+            shard = self._shards.get(self._builder.trace.parameters[index].name)
+            if shard is not None:
+                rows.append(self._builder.launch(_copy(shard, "cuda", "cpu"), host_calls.COPY_TO_HOST, stream=stream))
             rows.append(Instruction(RECORD, mark, stream=stream))
         return rows
 
     def awaited(self, module: int) -> list[Instruction]:
-        """The host waits for the group's gradients."""
+        """Return the host's waits for the gradients of the module's group."""
         return [Instruction(WAIT, mark, stream=BY_HOST) for mark in self._marks.pop(module, [])]
 
 
 def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
-    """That the host does not wait for."""
+    """Return a copy that the host does not wait for."""
     keywords = (("device", target), ("non_blocking", True))
     return Operation(
         "aten._to_copy.default", (tensor._replace(device=source),), keywords, (tensor._replace(device=target),)
@@ -85,13 +91,13 @@ def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
 
 
 def step_on_host(builder: ProgramBuilder) -> None:
-    """Put the optimizer's step over this rank's parts into its phase, as work of the host."""
-    parts, call = builder.trace.optimized or (), host_calls.on_host(optimizer_prefix(builder.trace.workload))
+    """Put the optimizer's step over this rank's shards into its phase, as work of the host."""
+    shards, call = builder.trace.optimized or (), host_calls.on_host(optimizer_prefix(builder.trace.workload))
     number = builder.last("optimizer")
     builder.insert(
         number,
         builder.program.runs[number].segment.stop,
         Instruction(HOST, call=call),
-        Instruction(HOST, call=host_calls.per_parameter(call), share=float(len(parts))),
-        Instruction(HOST, call=host_calls.per_mib(call), share=sum(each.tensor.bytes for each in parts) / MIB),
+        Instruction(HOST, call=host_calls.per_parameter(call), share=float(len(shards))),
+        Instruction(HOST, call=host_calls.per_mib(call), share=sum(each.tensor.bytes for each in shards) / MIB),
     )

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from perfmodel.trace.operation import Operation, TensorSpec, contiguous_stride
 
 
-def split_copy(whole: TensorSpec, parts: Sequence[TensorSpec], ranks: int) -> Operation:
-    """Of the gathered buffer, a row a rank, into each parameter."""
-    out = tuple(_by_rank(part, ranks) for part in parts)
-    inputs = (_by_rank(whole, ranks), tuple(part.shape[1] for part in out), 1)
+def split_copy(whole: TensorSpec, parameters: Sequence[TensorSpec], ranks: int) -> Operation:
+    """Return the copy of the gathered buffer, one row a rank, into each unsharded parameter."""
+    out = tuple(_by_rank(parameter, ranks) for parameter in parameters)
+    inputs = (_by_rank(whole, ranks), tuple(each.shape[1] for each in out), 1)
     return Operation("aten.split_with_sizes_copy.out", inputs, (("out", out),), out)
 
 
 def chunk_cat(gradients: tuple[TensorSpec, ...], whole: TensorSpec, ranks: int) -> Operation:
-    """Into the buffer that is reduced, a row a rank."""
+    """Return the copy of gradients into the buffer that is reduced, one row a rank."""
     out = _by_rank(whole, ranks)
     return Operation("aten._chunk_cat.out", (gradients, 0, ranks), (("out", out),), (out,))
 

@@ -1,12 +1,12 @@
-"""torch's fully_shard (FSDP2): ZeRO stages 2 and 3. Every rank keeps a part of each parameter, gathers them group by
+"""torch's fully_shard (FSDP2): ZeRO stages 2 and 3. Every rank keeps a shard of each parameter, gathers them group by
 group before they are used, and reduces and scatters gradients as each group's backward ends.
 
-A group is a repeated block, or what no block holds (the root). Stage 3 gives parameters up after forward and gathers
-them again for backward, but for the root's; stage 2 keeps them until backward is done with them. Between these, fewer
-ranks may share them (``reshard_after_forward`` of so many), each with a larger part.
+A group is a repeated block, or what no block holds (the root). Stage 3 frees the unsharded parameters after forward and
+gathers them anew for backward, but for the root's; stage 2 keeps them until backward is done with them. Between these,
+fewer ranks may share them (``reshard_after_forward`` of so many), each with a larger shard.
 
     streams    compute     copy-out, chunk_cat, and all the model runs
-               copy-in     copies a rank's part into the buffer that is gathered
+               copy-in     copies a rank's shard into the buffer that is gathered
                gather      all-gathers                       } of one communicator, in the order of the host
                scatter     reduce-scatters                   }
                reduce      all-reduces of their results among replicas, where there are several (HSDP)
@@ -43,7 +43,7 @@ COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
 
 
 def fsdp(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    """The forms ``zero2`` and ``zero3`` of :mod:`perfmodel.program.strategies.data_parallel`."""
+    """Return the program of ``zero2`` and ``zero3``, see :mod:`perfmodel.program.strategies.data_parallel`."""
     plan, trace = plan_of(builder, scenario), builder.trace
     kept = kept_dtype(builder, plan.dtypes.reduced)
     if kept is not None:
@@ -68,13 +68,15 @@ def fsdp(builder: ProgramBuilder, scenario: Scenario) -> Program:
 
 
 def _gradients_of(group: Group) -> tuple[int, int]:
-    """Where the part of the gradients may be."""
+    """Return the storages that may hold the rank's shard of the gradients."""
     return group.storages.scattered, group.storages.gradient
 
 
 def _host_calls(hook: FsdpHook, parameters: int) -> list[Instruction]:
-    """The host's work for a group, in which are the launches and the collective that follow, whose calls are empty.
-    Those of a policy (casts, divisions) come on top.
+    """Return the host's work for a group.
+
+    It contains the launches and the collective that follow, whose calls are empty. Launches of a policy (casts,
+    divisions) come on top.
     """
     return [
         Instruction(HOST, call=host_calls.fsdp_group(hook)),
@@ -83,7 +85,7 @@ def _host_calls(hook: FsdpHook, parameters: int) -> list[Instruction]:
 
 
 class _Step:
-    """What is put into one step, in the order of the host."""
+    """The instructions that fully_shard inserts into one step, in the order of the host."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class _Step:
         self._insertions: list[Insertion] = []
         self._gathers: dict[int, int] = {}  # by module, of those begun and not yet copied out: the mark of the end
         self._whole: set[int] = set()  # modules whose parameters are unsharded
-        self._parted: dict[int, int] = {}  # by module, of those shared by fewer ranks: the mark of that
+        self._resharded: dict[int, int] = {}  # by module, of those that fewer ranks share: the mark from which they do
         self._kept: tuple[Group, int] | None = None  # whose gathered buffer lives on, and the mark of its copy-out
         self._reducing: tuple[Group, int] | None = None  # whose reduced buffer lives on, and the mark of the end
         self._scattering: int | None = None  # the mark of the last end that backward's end has not awaited
@@ -119,11 +121,11 @@ class _Step:
         return self._insertions
 
     def _borders(self, run: PhaseRun, kinds: tuple[EventKind, ...]) -> list[tuple[int, int, int]]:
-        """Position, kind and module of events in the run that enter or leave a group."""
-        part = slice(run.segment.start, run.segment.stop)
-        at = run.segment.start + np.flatnonzero(np.isin(self.events.kind[part], kinds))
-        found = ((int(i), int(self.events.kind[i]), int(self.events.a[i])) for i in at.tolist())
-        return [border for border in found if border[2] in self.by_module or border[2] == ROOT]
+        """Return position, kind and module of the run's events that enter or leave a group."""
+        within = slice(run.segment.start, run.segment.stop)
+        at = run.segment.start + np.flatnonzero(np.isin(self.events.kind[within], kinds))
+        borders = ((int(i), int(self.events.kind[i]), int(self.events.a[i])) for i in at.tolist())
+        return [border for border in borders if border[2] in self.by_module or border[2] == ROOT]
 
     def _put(self, run: int, event: int, rows: Sequence[Instruction]) -> None:
         if rows:
@@ -138,10 +140,10 @@ class _Step:
                 rows = self._after_the_optimizer() if module == ROOT else []
                 if group is not None:
                     rows += self._host(group, "forward") + self._gather(group) + self._copy_out(group)
-                    rows += self._prefetch(group.ahead)
+                    rows += self._prefetch(group.prefetched_in_forward)
                 self._put(number, at, rows)
             else:
-                rows = self._give_up_after_forward(group) if group is not None and group.reshards else []
+                rows = self._reshard_after_forward(group) if group is not None and group.reshards else []
                 self._put(number, at + 1, rows + (self._end_of_forward() if module == ROOT else []))
 
     def _after_the_optimizer(self) -> list[Instruction]:
@@ -152,22 +154,22 @@ class _Step:
         return rows
 
     def _host(self, group: Group, hook: FsdpHook) -> list[Instruction]:
-        """What the host does where a group is copied out, its gather included, wherever that was begun."""
+        """Return the host's work where a group is copied out, its gather included, wherever that began."""
         return [] if group.module in self._whole else _host_calls(hook, len(group.parameters))
 
     def _gather(self, group: Group) -> list[Instruction]:
-        """Begin to gather, unless that was begun ahead or the parameters are there."""
+        """Begin the all-gather, unless it was prefetched or the parameters are unsharded already."""
         if group.module in self._gathers or group.module in self._whole:
             return []
         members = self._sharing(group)
-        shards = tuple(self.sizes.part(index, members.ranks) for index in group.parameters)
+        shards = tuple(self.sizes.shard(index, members.ranks) for index in group.parameters)
         whole = self.sizes.buffer(group.parameters)
         copied, gathered = self.builder.mark(), self.builder.mark()
         self._gathers[group.module] = gathered
         kind = StorageKind.PARAMETER
         cast, uncast = self._cast(group, shards)
         return [
-            *(self._copies_wait(self._parted[group.module]) if group.module in self._parted else []),
+            *(self._copies_wait(self._resharded[group.module]) if group.module in self._resharded else []),
             *cast,
             Instruction(EventKind.ALLOC, group.storages.gathered, whole.bytes, stream=COPY_IN, holds=kind),
             self.builder.launch(foreach_copy(shards, shards), "", stream=COPY_IN),
@@ -179,25 +181,26 @@ class _Step:
         ]
 
     def _sharing(self, group: Group) -> Members:
-        """The ranks that hold the group's parameters together now."""
-        fewer = self.plan.resharing if group.module in self._parted else None
+        """Return the ranks that now share the group's parameters."""
+        fewer = self.plan.resharing if group.module in self._resharded else None
         return fewer or self.builder.members
 
     def _prefetch(self, modules: Sequence[int]) -> list[Instruction]:
-        """Begin to gather these, one after another."""
+        """Begin to gather these modules' groups, one after another."""
         return [row for module in modules if module in self.by_module for row in self._gather(self.by_module[module])]
 
     def _cast(self, group: Group, shards: tuple[TensorSpec, ...]) -> tuple[list[Instruction], list[Instruction]]:
-        """To the device, and into the dtype that is sent, where it is not the one that is kept, even of parts that are
-        in it already; and the end of that.
+        """Return what brings shards to the device (CPU offload) and into the sent dtype, and the frees after it.
+
+        torch casts wherever that dtype is not the one that is kept, shards that are in it already included.
         """
         if self.plan.offloads:
             kept = tuple(in_dtype(shard, self.dtypes.kept) for shard in shards)
-            return self._copies.to_device(kept, shards, COPY_IN) if group.module not in self._parted else ([], [])
+            return self._copies.to_device(kept, shards, COPY_IN) if group.module not in self._resharded else ([], [])
         if self.dtypes.kept is None:
             return [], []
         kind, size_bytes = StorageKind.PARAMETER, sum(shard.bytes for shard in shards)
-        from_dtype = None if group.module in self._parted else self.dtypes.kept
+        from_dtype = None if group.module in self._resharded else self.dtypes.kept
         kept = tuple(in_dtype(shard, from_dtype) for shard in shards)
         begin = [
             Instruction(EventKind.ALLOC, group.storages.cast, size_bytes, stream=COPY_IN, holds=kind),
@@ -206,7 +209,7 @@ class _Step:
         return begin, [Instruction(EventKind.FREE, group.storages.cast, stream=COPY_IN, holds=kind)]
 
     def _copy_out(self, group: Group, in_forward: bool = True) -> list[Instruction]:
-        """Wait for the gathered parameters and put them where they are used."""
+        """Wait for the gathered parameters and copy them into the unsharded ones."""
         if group.module in self._whole:
             return []
         self._whole.add(group.module)
@@ -214,14 +217,14 @@ class _Step:
         before = self._kept
         rows = self._copies_wait(before[1]) if in_forward and before is not None else []
         rows.append(Instruction(WAIT, self._gathers.pop(group.module)))
-        parts = tuple(self.sizes.unsharded(index) for index in group.parameters)
-        for storage, part in zip(group.unsharded, parts, strict=True):
-            rows.append(Instruction(EventKind.ALLOC, storage, part.bytes, holds=kind))
-        copy = split_copy(self.sizes.buffer(group.parameters), parts, self._sharing(group).ranks)
+        unsharded = tuple(self.sizes.unsharded(index) for index in group.parameters)
+        for storage, tensor in zip(group.unsharded, unsharded, strict=True):
+            rows.append(Instruction(EventKind.ALLOC, storage, tensor.bytes, holds=kind))
+        copy = split_copy(self.sizes.buffer(group.parameters), unsharded, self._sharing(group).ranks)
         copied = self.builder.mark()
         rows.append(self.builder.launch(copy, ""))
-        if self._parted.pop(group.module, None) is not None:
-            rows += self._free_parts(group)
+        if self._resharded.pop(group.module, None) is not None:
+            rows += self._free_resharded(group)
         rows.append(Instruction(RECORD, copied))
         if in_forward:
             if before is not None:
@@ -236,31 +239,34 @@ class _Step:
     def _free_gathered(self, group: Group) -> Instruction:
         return Instruction(EventKind.FREE, group.storages.gathered, stream=COPY_IN, holds=StorageKind.PARAMETER)
 
-    def _give_up(self, group: Group) -> list[Instruction]:
+    def _reshard(self, group: Group) -> list[Instruction]:
         if group.module not in self._whole:
             return []
         self._whole.discard(group.module)
         return [Instruction(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.unsharded]
 
-    def _give_up_after_forward(self, group: Group) -> list[Instruction]:
-        """But for a part, where fewer ranks share the parameters until backward."""
+    def _reshard_after_forward(self, group: Group) -> list[Instruction]:
+        """Free the unsharded parameters after forward.
+
+        Where fewer ranks share them until backward, keep this rank's larger shard.
+        """
         members = self.plan.resharing
         if members is None:
-            return self._give_up(group)
+            return self._reshard(group)
         # What no backward came for, torch frees as it is replaced.
-        rows = self._free_parts(group) if group.module not in self._entered else []
-        for part, index, freed in zip(group.parts, group.parameters, self._give_up(group), strict=True):
-            own = self.sizes.part(index, members.ranks)
+        rows = self._free_resharded(group) if group.module not in self._entered else []
+        for storage, index, freed in zip(group.resharded, group.parameters, self._reshard(group), strict=True):
+            own = self.sizes.shard(index, members.ranks)
             rows += [
                 self.builder.launch(Operation("aten.clone.default", (own,), outputs=(own,)), host_calls.LAUNCH),
-                Instruction(EventKind.ALLOC, part, own.bytes, holds=StorageKind.PARAMETER),
+                Instruction(EventKind.ALLOC, storage, own.bytes, holds=StorageKind.PARAMETER),
                 freed,
             ]
-        mark = self._parted[group.module] = self.builder.mark()
+        mark = self._resharded[group.module] = self.builder.mark()
         return [*rows, Instruction(RECORD, mark)]
 
-    def _free_parts(self, group: Group) -> list[Instruction]:
-        return [Instruction(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.parts]
+    def _free_resharded(self, group: Group) -> list[Instruction]:
+        return [Instruction(EventKind.FREE, storage, holds=StorageKind.PARAMETER) for storage in group.resharded]
 
     def _end_of_forward(self) -> list[Instruction]:
         if self._kept is None:
@@ -286,8 +292,10 @@ class _Step:
         self._put(number, run.segment.stop, self._end_of_backward(done, is_last))
 
     def _end_of_backward(self, done: set[int], is_last: bool) -> list[Instruction]:
-        """The turn of groups whose input takes no gradient, of which the root is the first; and what was gathered for
-        a backward that did not come is given up.
+        """Return what torch does when backward has ended.
+
+        It comes to the groups whose input takes no gradient, the root first, and frees what was gathered for a backward
+        that did not come.
         """
         rows = []
         for group in sorted(self.groups, key=lambda each: each.module != ROOT):
@@ -304,20 +312,21 @@ class _Step:
         return rows + self._await_reduction()
 
     def _before_backward(self, group: Group) -> list[Instruction]:
-        """Gather, if that was not begun ahead; then begin with the group whose backward comes next."""
+        """Gather, unless that was prefetched; then begin to gather the group whose backward comes next."""
         rows = self._host(group, "gather") + self._gather(group) + self._copy_out(group, in_forward=False)
-        if group.behind:
-            return rows + self._prefetch(group.behind)
+        if group.prefetched_in_backward:
+            return rows + self._prefetch(group.prefetched_in_backward)
         before = self.groups.index(group)  # the root's backward is the first, and it is the last of them
         return rows + (self._gather(self.groups[before - 1]) if before else [])
 
     def _after_backward(self, group: Group, reduces: bool) -> list[Instruction]:
-        """Give the parameters up; in the last micro-batch, reduce the gradients, if any, and give them up too. The
-        buffer that is reduced lives until the next group's turn.
+        """Free the unsharded parameters; in the last micro-batch, reduce the gradients, if any, and free them too.
+
+        The buffer that is reduced lives until the next group's turn.
         """
         parameters = [index for index in group.parameters if index in self._ready]
-        rows = self._gradients.add(parameters) + self._give_up(group)
-        self._parted.pop(group.module, None)
+        rows = self._gradients.add(parameters) + self._reshard(group)
+        self._resharded.pop(group.module, None)
         if not reduces:
             return rows + self._gradients.keep(parameters)
         rows += self._await_reduction()
@@ -344,14 +353,16 @@ class _Step:
             Instruction(RECORD, reduced, stream=SCATTER),
             *self._finish_reduction(group, shard, reduced, parameters),
             *freed[-1:],
-            *self._give_up_sent(group, shard),
+            *self._free_sent_gradients(group, shard),
         ]
 
     def _finish_reduction(
         self, group: Group, shard: TensorSpec, reduced: int, parameters: Sequence[int]
     ) -> list[Instruction]:
-        """Reduce the part among replicas, if there are several, on a stream of its own; and there, or else where it was
-        scattered, divide and cast it, and copy it to the host. The last mark is awaited at the end of backward.
+        """Return what follows the reduce-scatter of a gradient shard.
+
+        It is reduced over the replicas, if there are several, on a stream of its own; on that stream, or else where it
+        was scattered, it is divided, cast and copied to the host. The last mark is awaited at the end of backward.
         """
         stream, rows, replicas = SCATTER, list[Instruction](), self.plan.replicas
         kept, is_cast = in_dtype(shard, self._kept_dtype(group)), self._is_cast(group, shard)
@@ -382,8 +393,8 @@ class _Step:
             more.append(Instruction(RECORD, self._scattering, stream=stream))
         return rows + more
 
-    def _give_up_sent(self, group: Group, shard: TensorSpec) -> list[Instruction]:
-        """The part of the gradients, as soon as its copies to the host have been issued."""
+    def _free_sent_gradients(self, group: Group, shard: TensorSpec) -> list[Instruction]:
+        """Free the gradient shard as soon as its copies to the host have been issued."""
         is_cast = self._is_cast(group, shard)
         if not self.plan.offloads or (self.plan.replicas is not None and not is_cast):
             return []
