@@ -1,6 +1,6 @@
 """Which Python calls, modules and autograd nodes the events of a trace belong to: where host time goes, not how much.
 
-Found once a trace and kept; :mod:`perfmodel.cost.host` puts seconds on it.
+The structure is found once a trace; :mod:`perfmodel.cost.host` puts seconds on it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,15 @@ _CALL_IN, _CALL_OUT, _NODE = int(EventKind.CALL_ENTER), int(EventKind.CALL_EXIT)
 class Thing(NamedTuple):
     """Something that costs host time whenever it occurs.
 
-    kind: call, node, module, or op (an operator outside any call and node). operators: base names of what it launches,
-    in order. views: operators in it that launch nothing.
+    Attributes
+    ----------
+    kind : str
+        ``op`` is an operator outside any call and node.
+    name : str
+    operators : tuple of str
+        Base names of what it launches, in order.
+    views : int
+        Operators in it that launch nothing.
     """
 
     kind: Literal["call", "node", "module", "op"]
@@ -45,8 +52,20 @@ class Thing(NamedTuple):
 class Piece(NamedTuple):
     """A module that runs as a whole (unit), or what a container, or the step around the model, runs itself (own).
 
-    digest: of its calls. shapes: digest of the operators in it with the shapes and types of what they work on. module:
-    index into the trace's modules, -1 for the step. segment: index into the step's segments. first: its first event.
+    Attributes
+    ----------
+    kind : str
+    class_name : str
+    digest : str
+        Of its calls.
+    shapes : str
+        Digest of the operators in it, with the shapes and types of what they work on.
+    module : int
+        Index into the trace's modules; -1 for the step.
+    segment : int
+        Index into the step's segments.
+    first : int
+        Its first event.
     """
 
     kind: Literal["unit", "own"]
@@ -63,10 +82,19 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Structure:
-    """Columns with one entry an event of the steady step, and what they point into.
+    """Columns with one entry an event of the steady step, and the tables that they point into.
 
-    thing, share: the thing (-1: none) whose host time passes before this event, and how much of it. piece: the piece of
-    a forward segment that the event is part of, else -1.
+    Attributes
+    ----------
+    segments : tuple of Segment
+    thing : ndarray of int
+        The thing whose host time passes before this event; -1 for none.
+    share : ndarray of float
+        How much of that thing's host time does.
+    piece : ndarray of int
+        The piece of a forward segment that the event belongs to; else -1.
+    things : tuple of Thing
+    pieces : tuple of Piece
     """
 
     segments: tuple[Segment, ...]
@@ -77,31 +105,32 @@ class Structure:
     pieces: tuple[Piece, ...]
 
     def forward_of(self, segment: int) -> int:
-        """The segment whose backward, or part of it, ``segment`` is: what it follows."""
+        """Return the forward segment that ``segment``, a whole or half backward, follows."""
         while segment >= 0 and self.segments[segment].phase in BACKWARDS:
             segment -= 1
         return segment
 
     def direction(self, segment: int) -> str:
-        """What a segment of backward computes: ``backward``, all gradients, or a half of it. A model's first part has
-        no gradient of its input: it computes all where others do the weights'.
+        """Return what a segment of backward computes: ``backward`` for all gradients, or the half that it is.
+
+        A model's first stage has no gradient of its input: it computes all gradients where others compute the weights'.
         """
         phase = self.segments[segment].phase
         return BACKWARD if phase == BACKWARD_WEIGHT and not self._runs(segment - 1) else phase
 
     def directions(self, forward: int) -> tuple[str, ...]:
-        """Of the segments of backward that follow a segment of forward and run anything."""
-        found = []
+        """Return the directions of the backward segments that follow a segment of forward and run anything."""
+        directions = []
         for segment in range(forward + 1, len(self.segments)):
             if self.segments[segment].phase not in BACKWARDS:
                 break
             if self._runs(segment):
-                found.append(self.direction(segment))
-        return tuple(found)
+                directions.append(self.direction(segment))
+        return tuple(directions)
 
     def _runs(self, segment: int) -> bool:
-        part = self.segments[segment]
-        return bool((self.thing[part.start : part.stop] >= 0).any())
+        start, stop = self.segments[segment].start, self.segments[segment].stop
+        return bool((self.thing[start:stop] >= 0).any())
 
 
 _STRUCTURES = Derived[Structure]()  # of steady steps, which traces with other parameters share
@@ -114,7 +143,7 @@ def structure_of(trace: Trace) -> Structure:
 
 @dataclass
 class _Frame:
-    """A module call: events start to stop (exclusive), text of what runs in it, and the frames directly inside."""
+    """A module call: its events from start to stop (exclusive), texts of what runs in it, and the calls inside."""
 
     class_name: str
     module: int
@@ -131,7 +160,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 class _Finder:
-    """One walk over the events."""
+    """A walk over the events that fills the structure's columns."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -147,10 +176,10 @@ class _Finder:
         self.keys = [kernel_key(operation) for operation in trace.operations]
 
     def find(self) -> Structure:
-        for index, part in enumerate(self.trace.steady.segments):
-            if part.phase == "forward" or part.phase in BACKWARDS:
-                root = self._walk(part)
-                if part.phase == "forward" and part.start < part.stop:
+        for index, segment in enumerate(self.trace.steady.segments):
+            if segment.phase == "forward" or segment.phase in BACKWARDS:
+                root = self._walk(segment)
+                if segment.phase == "forward" and segment.start < segment.stop:
                     self._cut(root, index)
         return Structure(
             self.trace.steady.segments,
@@ -164,14 +193,14 @@ class _Finder:
     def _number(self, thing: Thing) -> int:
         return self.things.setdefault(thing, len(self.things))
 
-    def _walk(self, part: Segment) -> _Frame:
-        """Note every call, node and module of a segment; returns the frame around all."""
-        root = _Frame(OUTSIDE, -1, part.start, part.stop)
+    def _walk(self, segment: Segment) -> _Frame:
+        """Note every call, node and module of a segment, and return the frame around all."""
+        root = _Frame(OUTSIDE, -1, segment.start, segment.stop)
         stack = [root]
         call, node = -1, -1  # the events that opened them
         in_call: list[int] = []
         in_node: list[int] = []
-        for event in range(part.start, part.stop):
+        for event in range(segment.start, segment.stop):
             kind = self.kind[event]
             if kind == _OP:
                 if call >= 0:
@@ -195,7 +224,7 @@ class _Finder:
                 self._leave(event, stack)
         self._note_node(node, in_node)
         while len(stack) > 1:  # a module left by an exception, or by ending recomputation early
-            self._leave(part.stop - 1, stack)
+            self._leave(segment.stop - 1, stack)
         root.digest = _digest(root.texts)
         return root
 
@@ -250,7 +279,7 @@ class _Finder:
         return str(self.names[self.a[event]])
 
     def _cut(self, root: _Frame, segment: int) -> None:
-        """Give every event of a forward segment to a unit, to a container's own part, or to the step's."""
+        """Assign every event of a forward segment to a unit, or to what a container or the step runs itself."""
         self._own(root, segment)
         for model in root.children:
             self._own(model, segment)
@@ -264,11 +293,11 @@ class _Finder:
                 self._claim("unit", frame, frame.digest, segment)
 
     def _own(self, frame: _Frame, segment: int) -> None:
-        """Claimed before what lies inside, which then claims its events for itself."""
+        """Claim a container's events; this precedes what lies inside, which then claims its events for itself."""
         classes = Counter(child.class_name for child in frame.children)
         own = [text for text in frame.texts if text.partition(":")[0] not in classes]
-        parts = [f"{count}x{name}" for name, count in sorted(classes.items())]
-        self._claim("own", frame, _digest([*own, *parts]), segment)
+        children = [f"{count}x{name}" for name, count in sorted(classes.items())]
+        self._claim("own", frame, _digest([*own, *children]), segment)
 
     def _claim(self, kind: Literal["unit", "own"], frame: _Frame, digest: str, segment: int) -> None:
         self.piece[frame.start : frame.stop] = len(self.pieces)

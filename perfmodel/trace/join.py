@@ -1,4 +1,4 @@
-"""Several traces as one: what a rank runs that has several parts of a model, or one part in several ways."""
+"""Several traces joined into one: those of a rank that has several stages of a model, or one stage in several forms."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.trace.operation import Operation
-from perfmodel.trace.trace import EventKind, Parameter, Segment, StepEvents, Storage, StorageKind, Trace
-
-OF_OPERATIONS = (EventKind.OP, EventKind.SYNC)
-OF_STORAGES = (EventKind.ALLOC, EventKind.FREE)
-OF_MODULES = (EventKind.MODULE_ENTER, EventKind.MODULE_EXIT, EventKind.BLOCK_ENTER, EventKind.BLOCK_EXIT)
-OF_CALLS = (EventKind.CALL_ENTER, EventKind.CALL_EXIT)
+from perfmodel.trace.trace import (
+    CALL_EVENTS,
+    MODULE_EVENTS,
+    OPERATION_EVENTS,
+    STORAGE_EVENTS,
+    EventKind,
+    Parameter,
+    Segment,
+    StepEvents,
+    Storage,
+    StorageKind,
+    Trace,
+)
 
 
 class Renumbering(NamedTuple):
-    """How what one of the traces counts is counted among all. operations, storages: by its own numbers. The others grow
-    by so much.
+    """How the numbers of one trace become those of the joined one.
+
+    Attributes
+    ----------
+    operations, storages : ndarray of int
+        The joined number, by the trace's own.
+    modules, calls, nodes, parameters : int
+        What is added to the trace's own number.
     """
 
     operations: np.ndarray
@@ -32,7 +45,7 @@ class Renumbering(NamedTuple):
 
 @dataclass
 class _Tables:
-    """What all traces count, so far."""
+    """The tables of the traces that were added so far."""
 
     operations: dict[Operation, int]
     modules: list[tuple[str, str]]
@@ -44,7 +57,10 @@ class _Tables:
     storages: int = 0
 
     def add(self, trace: Trace, same: tuple[Trace, Renumbering] | None) -> Renumbering:
-        """same: a trace of the same part of the model that was added before; it has the same persistent storages."""
+        """Add the tables of a trace.
+
+        same: a trace of the same stage that was added before; it has the same persistent storages.
+        """
         known = [storage.id for storage in trace.persistent] + list(trace.storage_kinds)
         storages = np.arange(1 + max(known, default=-1)) + self.storages
         self.storages += len(storages)
@@ -58,7 +74,7 @@ class _Tables:
             for own, its in zip(trace.persistent, before.persistent, strict=True):
                 storages[own.id] = renumbering.storages[its.id]
         operations = [self.operations.setdefault(each, len(self.operations)) for each in trace.operations]
-        made = Renumbering(
+        renumbered = Renumbering(
             np.array(operations, dtype=np.int64),
             storages,
             len(self.modules),
@@ -70,28 +86,28 @@ class _Tables:
         self.modules += trace.modules
         self.calls += trace.calls
         self.nodes += trace.nodes
-        return made
+        return renumbered
 
 
 def join(traces: Sequence[Trace], same_as: Sequence[int]) -> tuple[Trace, tuple[Renumbering, ...]]:
-    """The traces after each other: events, segments and tables of the first, then of the second, ...
+    """Join traces: events, segments and tables of the first, then of the second, and so on.
 
     Parameters
     ----------
     traces : sequence of Trace
     same_as : sequence of int
-        For each, the first of them that is of the same part of the model: they share parameters and all else that is
-        there before the first step.
+        For each, the index of the first trace of the same stage: they share parameters and all else that exists before
+        the first step.
 
     Returns
     -------
     tuple of Trace and of Renumbering
-        The latter by trace. One trace alone stays as it is, renumbered as it was.
+        The joined trace, and the renumbering of each. A single trace keeps its numbers.
     """
     tables = _Tables({}, [], [], [], [], [], {})
-    made: list[Renumbering] = []
+    renumberings: list[Renumbering] = []
     for number, (trace, same) in enumerate(zip(traces, same_as, strict=True)):
-        made.append(tables.add(trace, None if same == number else (traces[same], made[same])))
+        renumberings.append(tables.add(trace, None if same == number else (traces[same], renumberings[same])))
     joined = replace(
         traces[0],
         operations=tuple(tables.operations),
@@ -100,15 +116,15 @@ def join(traces: Sequence[Trace], same_as: Sequence[int]) -> tuple[Trace, tuple[
         nodes=tuple(tables.nodes),
         parameters=tuple(tables.parameters),
         persistent=tuple(tables.persistent),
-        first=_events([trace.first for trace in traces], made),
-        steady=_events([trace.steady for trace in traces], made),
+        first=_events([trace.first for trace in traces], renumberings),
+        steady=_events([trace.steady for trace in traces], renumberings),
         storage_kinds=tables.storage_kinds,
     )
-    return joined, tuple(made)
+    return joined, tuple(renumberings)
 
 
-def _events(steps: Sequence[StepEvents], made: Sequence[Renumbering]) -> StepEvents:
-    columns = [_renumbered(events, each) for events, each in zip(steps, made, strict=True)]
+def _events(steps: Sequence[StepEvents], renumberings: Sequence[Renumbering]) -> StepEvents:
+    columns = [_renumbered(events, by) for events, by in zip(steps, renumberings, strict=True)]
     segments: list[Segment] = []
     start = 0
     for events in steps:
@@ -121,18 +137,18 @@ def _events(steps: Sequence[StepEvents], made: Sequence[Renumbering]) -> StepEve
         np.concatenate([b for _, b in columns]),
         tuple(segments),
         np.concatenate([[0], np.cumsum(touched)]),
-        np.concatenate([each.storages[events.touches] for events, each in zip(steps, made, strict=True)]),
+        np.concatenate([by.storages[events.touches] for events, by in zip(steps, renumberings, strict=True)]),
         np.concatenate([events.touch_bytes for events in steps]),
     )
 
 
 def _renumbered(events: StepEvents, by: Renumbering) -> tuple[np.ndarray, np.ndarray]:
     kind, a, b = events.kind, events.a.copy(), events.b.copy()
-    for kinds, numbers in ((OF_OPERATIONS, by.operations), (OF_STORAGES, by.storages)):
-        found = np.isin(kind, kinds)
-        a[found] = numbers[a[found]]
-    a[np.isin(kind, OF_MODULES)] += by.modules
-    a[np.isin(kind, OF_CALLS)] += by.calls
+    for kinds, numbers in ((OPERATION_EVENTS, by.operations), (STORAGE_EVENTS, by.storages)):
+        points = np.isin(kind, kinds)
+        a[points] = numbers[a[points]]
+    a[np.isin(kind, MODULE_EVENTS)] += by.modules
+    a[np.isin(kind, CALL_EVENTS)] += by.calls
     a[kind == EventKind.NODE] += by.nodes
     a[kind == EventKind.GRAD_READY] += by.parameters
     b[(kind == EventKind.OP) & (b >= 0)] += by.nodes

@@ -31,7 +31,7 @@ CONVOLUTIONS = frozenset({"convolution", "convolution_backward", "cudnn_convolut
 
 @lru_cache(maxsize=65536)
 def kernel_key(operation: Operation, matmul_tf32: bool = False, convolution_tf32: bool = True) -> str:
-    """The key of ``operation`` under the given TF32 switches (torch's defaults: off for GEMMs, on for cuDNN).
+    """Return the key of ``operation`` under the given TF32 switches (torch's defaults: off for GEMMs, on for cuDNN).
 
     >>> from perfmodel.trace.operation import TensorSpec
     >>> t = TensorSpec.parse("float32[8,8]")
@@ -39,14 +39,14 @@ def kernel_key(operation: Operation, matmul_tf32: bool = False, convolution_tf32
     'aten.mm.default(float32[8,8], float32[8,8])'
     """
     scalars_matter = not operation.base_name.startswith(("_foreach_", "_fused_"))
-    parts = [_text(argument, scalars_matter) for argument in operation.inputs]
-    parts += [f"{name}={_text(value, scalars_matter)}" for name, value in operation.keywords]
+    arguments = [_text(argument, scalars_matter) for argument in operation.inputs]
+    arguments += [f"{name}={_text(value, scalars_matter)}" for name, value in operation.keywords]
     suffix = " tf32" if uses_tf32(operation, matmul_tf32, convolution_tf32) else ""
-    return f"{operation.name}({', '.join(parts)}){suffix}{_same_text(operation)}"
+    return f"{operation.name}({', '.join(arguments)}){suffix}{_same_text(operation)}"
 
 
 def uses_tf32(operation: Operation, matmul_tf32: bool, convolution_tf32: bool) -> bool:
-    """Whether TF32 may be used in it: float32 matrix products and convolutions only."""
+    """Return whether TF32 may be used in the operation: in float32 GEMMs and convolutions only."""
     allowed = (operation.base_name in MATMULS and matmul_tf32) or (
         operation.base_name in CONVOLUTIONS and convolution_tf32
     )
@@ -86,8 +86,9 @@ def _list_text(items: tuple[Argument, ...], scalars_matter: bool) -> str:
 
 
 def optimizer_prefix(workload: dict[str, Any]) -> str:
-    """What the host keys of a workload's optimizer begin with: ``optimizer adamw foreach``, and ``optimizer
-    sgd-momentum fused`` where there is momentum.
+    """Return what the host keys of a workload's optimizer begin with, such as ``optimizer adamw foreach``.
+
+    With momentum it is ``optimizer sgd-momentum fused``.
     """
     section = workload.get("optimizer", {})
     momentum = "-momentum" if section.get("momentum") else ""

@@ -17,7 +17,7 @@ from perfmodel.units import DTYPE_BYTES
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides (elements) of a row-major tensor, as torch computes them.
+    """Return the strides (elements) of a row-major tensor, as torch computes them.
 
     >>> contiguous_stride((2, 3, 4))
     (12, 4, 1)
@@ -30,7 +30,7 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class TensorSpec(NamedTuple):
-    """Shape (elements), stride (elements), dtype name without ``torch.``, and ``cuda`` or ``cpu``."""
+    """A tensor's shape (elements), stride (elements), dtype name without ``torch.``, and ``cuda`` or ``cpu``."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,12 +43,12 @@ class TensorSpec(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements as addressed, numel x element size."""
+        """Return the bytes of the elements as addressed, numel x element size."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of distinct elements: broadcast (stride 0) dimensions count once."""
+        """Return the bytes of distinct elements: broadcast (stride 0) dimensions count once."""
         distinct = math.prod(n for n, s in zip(self.shape, self.stride, strict=True) if s != 0)
         return (distinct if self.numel else 0) * DTYPE_BYTES[self.dtype]
 
@@ -65,7 +65,7 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """The inverse of :attr:`text`.
+        """Return the tensor of a :attr:`text`.
 
         >>> TensorSpec.parse("float32[768,3072]{1,768}").stride
         (1, 768)
@@ -77,13 +77,13 @@ class TensorSpec(NamedTuple):
             )
         shape = _integers(match["shape"])
         stride = contiguous_stride(shape) if match["stride"] is None else _integers(match["stride"])
-        found = cls(shape, stride, match["dtype"], match["device"] or "cuda")
-        if len(shape) != len(stride) or found.bytes > MOST_BYTES:
+        tensor = cls(shape, stride, match["dtype"], match["device"] or "cuda")
+        if len(shape) != len(stride) or tensor.bytes > MOST_BYTES:
             raise PerfModelError(
                 f"a tensor must have a stride for each size, and at most {MOST_BYTES} bytes (got {text!r:.80}). Trace "
                 "it again."
             )
-        return found
+        return tensor
 
 
 MOST_BYTES = 2**60  # of one tensor
@@ -92,7 +92,7 @@ _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9,]*)\](?:\{(?P<stride>[0-9,
 
 
 def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part[: LONGEST_SIZE + 1]) for part in text.split(",") if part)
+    return tuple(int(digits[: LONGEST_SIZE + 1]) for digits in text.split(",") if digits)
 
 
 MOST_TENSORS = 10**6  # of one operator call
@@ -105,11 +105,21 @@ Argument = TensorSpec | bool | int | float | str | None | tuple["Argument", ...]
 class Operation:
     """One distinct operator call.
 
-    name: full aten name with overload, ``aten.mm.default``. inputs: positional arguments. keywords: keyword arguments,
-    sorted by name. outputs: the tensors returned (an in-place operator returns its first input's spec).
-    runs_on_device: False for views, bookkeeping and work on CPU tensors, which launch nothing.
-    same: for each of :meth:`input_tensors` the first of them that is the same view of the same storage (the second of
-    ``mul(x, x)``: 0); empty where all differ.
+    Attributes
+    ----------
+    name : str
+        Full aten name with overload, ``aten.mm.default``.
+    inputs : tuple
+        Positional arguments.
+    keywords : tuple
+        Keyword arguments, sorted by name.
+    outputs : tuple of TensorSpec
+        The tensors returned; an in-place operator returns its first input's.
+    runs_on_device : bool
+        False for views, bookkeeping and work on CPU tensors, which launch nothing.
+    same : tuple of int
+        For each of :meth:`input_tensors` the first of them that is the same view of the same storage (the second of
+        ``mul(x, x)``: 0); empty where all differ.
     """
 
     name: str
@@ -128,32 +138,32 @@ class Operation:
 
     @property
     def base_name(self) -> str:
-        """``mm`` of ``aten.mm.default``."""
+        """Return the name without namespace and overload: ``mm`` of ``aten.mm.default``."""
         return self.name.split(".")[1]
 
     def input_tensors(self) -> list[TensorSpec]:
-        """Every tensor among the arguments, lists flattened, in order."""
-        found: list[TensorSpec] = []
-        _collect(self.inputs, found)
-        _collect(tuple(value for _, value in self.keywords), found)
-        return found
+        """Return every tensor among the arguments, lists flattened, in order."""
+        tensors: list[TensorSpec] = []
+        _collect(self.inputs, tensors)
+        _collect(tuple(value for _, value in self.keywords), tensors)
+        return tensors
 
     def distinct_inputs(self) -> list[TensorSpec]:
-        """The same without the repetitions of a tensor that is passed more than once."""
+        """Return the input tensors without the repetitions of one that is passed more than once."""
         tensors = self.input_tensors()
         return [tensors[i] for i, first in enumerate(self.same) if i == first] if self.same else tensors
 
 
-def _collect(argument: Argument, found: list[TensorSpec]) -> None:
+def _collect(argument: Argument, tensors: list[TensorSpec]) -> None:
     if isinstance(argument, TensorSpec):
-        found.append(argument)
+        tensors.append(argument)
     elif isinstance(argument, tuple):
         for item in argument:
-            _collect(item, found)
+            _collect(item, tensors)
 
 
 def encode_argument(argument: Argument) -> object:
-    """JSON form of an argument: tensors as ``{"t": text}``, tuples as lists, the rest as it is."""
+    """Return the JSON form of an argument: tensors as ``{"t": text}``, tuples as lists, the rest as it is."""
     if isinstance(argument, TensorSpec):
         return {"t": argument.text}
     if isinstance(argument, tuple):
@@ -169,7 +179,7 @@ def _parsed(text: str) -> TensorSpec:
 
 
 def decode_argument(value: object) -> Argument:
-    """The inverse of :func:`encode_argument`."""
+    """Return the argument of a JSON form, see :func:`encode_argument`."""
     if isinstance(value, dict):
         return _parsed(value["t"]) if "t" in value else float(value["f"])
     if isinstance(value, list):
@@ -182,7 +192,10 @@ def decode_argument(value: object) -> Argument:
 
 
 def encode_operation(operation: Operation) -> list[object]:
-    """JSON form: [name, inputs, keywords, outputs, runs_on_device, same as its length and :func:`repeated_runs`]."""
+    """Return the JSON form: [name, inputs, keywords, outputs, runs_on_device, same].
+
+    ``same`` is written as its length and its :func:`repeated_runs`.
+    """
     return [
         operation.name,
         encode_argument(operation.inputs),
@@ -194,7 +207,7 @@ def encode_operation(operation: Operation) -> list[object]:
 
 
 def repeated_runs(same: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Repetitions as (position, position of the first, how many in a row).
+    """Return repetitions as (position, position of the first, how many in a row).
 
     >>> repeated_runs((0, 1, 2, 0, 1, 5))
     [(3, 0, 2)]
@@ -226,7 +239,7 @@ def _decode_runs(rows: list[list[int]]) -> tuple[int, ...]:
 
 
 def decode_operation(row: list[object]) -> Operation:
-    """The inverse of :func:`encode_operation`."""
+    """Return the operation of a JSON form, see :func:`encode_operation`."""
     name, inputs, keywords, outputs, runs_on_device, same = row
     if "." not in str(name):
         raise ValueError(f"{str(name)[:80]!r} without a namespace")

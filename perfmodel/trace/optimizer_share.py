@@ -10,6 +10,8 @@ import numpy as np
 
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import (
+    OPERATION_EVENTS,
+    STORAGE_EVENTS,
     EventKind,
     Parameter,
     Segment,
@@ -22,16 +24,21 @@ from perfmodel.trace.trace import (
 
 CLIP, OPTIMIZER = "clip", "optimizer"
 SCALER_UPDATE = "aten._amp_update_scale_.default"
-OF_OPERATIONS = (EventKind.OP, EventKind.SYNC)
-OF_STORAGES = (EventKind.ALLOC, EventKind.FREE)
 
 
 class OptimizerShare(NamedTuple):
-    """What ranks that hold parts of the gradients do before they step over these, beside the optimizer: they clip them
-    to the scenario's norm, if it has one.
+    """What ranks that hold shards of the gradients do before the optimizer steps over these.
 
-    are_dtensors: they add up a norm of each parameter, or else one of all. absent: parameters of which this rank has
-    nothing, but a norm nevertheless. are_scaled: a gradient scaler undoes its scaling first.
+    They clip them to the scenario's norm, if it has one.
+
+    Attributes
+    ----------
+    are_dtensors : bool
+        Whether they add up a norm of each parameter, or else one of all.
+    absent : int
+        Parameters of which this rank has no row, but an entry among the norms.
+    are_scaled : bool
+        Whether a gradient scaler undoes its scaling first.
     """
 
     are_dtensors: bool
@@ -40,7 +47,7 @@ class OptimizerShare(NamedTuple):
 
 
 def with_optimizer(trace: Trace, share: Trace, owners: Sequence[int | None]) -> Trace:
-    """``trace`` with the optimizer's phase of ``share`` in place of its own, and with its clipping, if it has that.
+    """Return ``trace`` with the optimizer's phase of ``share`` in place of its own, and its clipping, if it has that.
 
     A gradient scaler of the trace stays where the share has none: it works on all gradients before and after.
 
@@ -80,22 +87,22 @@ def with_optimizer(trace: Trace, share: Trace, owners: Sequence[int | None]) -> 
     )
 
 
-def optimizer_on_host(trace: Trace, parts: Mapping[int, TensorSpec]) -> Trace:
-    """What :func:`with_optimizer` takes, of an optimizer of which the device sees nothing.
+def optimizer_on_host(trace: Trace, shards: Mapping[int, TensorSpec]) -> Trace:
+    """Return a trace for :func:`with_optimizer` of an optimizer that runs on the host.
 
-    parts: this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
+    shards: this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
     """
-    found = [
-        Parameter(trace.parameters[index].name, part._replace(device="cpu"), number)
-        for number, (index, part) in enumerate(parts.items())
+    parameters = [
+        Parameter(trace.parameters[index].name, shard._replace(device="cpu"), number)
+        for number, (index, shard) in enumerate(shards.items())
     ]
-    kinds = [StorageKind.PARAMETER] * len(found) + [StorageKind.GRADIENT] * len(found)
+    kinds = [StorageKind.PARAMETER] * len(parameters) + [StorageKind.GRADIENT] * len(parameters)
     nothing = np.zeros(0, dtype=np.int64)
     step = StepEvents(nothing, nothing, nothing, (Segment(OPTIMIZER, -1, 0, 0),))
     return replace(
         trace,
         operations=(),
-        parameters=tuple(found),
+        parameters=tuple(parameters),
         persistent=tuple(Storage(number, 0, kind) for number, kind in enumerate(kinds)),
         first=step,
         steady=step,
@@ -104,20 +111,20 @@ def optimizer_on_host(trace: Trace, parts: Mapping[int, TensorSpec]) -> Trace:
 
 
 def _storages(trace: Trace, events: StepEvents, share: Trace, owners: Sequence[int | None], offset: int) -> np.ndarray:
-    """What each storage of the share is called in the trace."""
-    numbers = [storage.id for storage in share.persistent] + list(share.storage_kinds)
-    found = np.arange(1 + max(numbers, default=-1)) + offset
+    """Return the number in the trace of each storage of the share."""
+    own_numbers = [storage.id for storage in share.persistent] + list(share.storage_kinds)
+    numbers = np.arange(1 + max(own_numbers, default=-1)) + offset
     gradients = gradient_storages(trace, events)
     own_gradients = [storage.id for storage in share.persistent[len(share.parameters) :]]
     for parameter, gradient, owner in zip(share.parameters, own_gradients, owners, strict=True):
         if owner is not None:
-            found[parameter.storage] = trace.parameters[owner].storage
-            found[gradient] = gradients.get(owner, found[gradient])
-    return found
+            numbers[parameter.storage] = trace.parameters[owner].storage
+            numbers[gradient] = gradients.get(owner, numbers[gradient])
+    return numbers
 
 
 class _Place(NamedTuple):
-    """What is replaced: events, and the phases that begin or end there (indices)."""
+    """The events that are replaced, start to stop, and the indices of the first and last phase among them."""
 
     start: int
     stop: int
@@ -136,18 +143,18 @@ def _place(trace: Trace, events: StepEvents, share: Trace, own: StepEvents) -> _
     return _Place(start, stop, first, last)
 
 
-def _scaler_updates(trace: Trace, events: StepEvents, part: slice) -> list[int]:
-    """Where a gradient scaler is updated."""
-    at = (part.start + np.flatnonzero(events.kind[part] == EventKind.OP)).tolist()
+def _scaler_updates(trace: Trace, events: StepEvents, within: slice) -> list[int]:
+    """Return the events that update a gradient scaler."""
+    at = (within.start + np.flatnonzero(events.kind[within] == EventKind.OP)).tolist()
     return [event for event in at if trace.operations[events.a[event]].name == SCALER_UPDATE]
 
 
 def _spliced(events: StepEvents, share: StepEvents, shift: int, storages: np.ndarray, place: _Place) -> StepEvents:
-    """The share's phases, which follow each other in the step too, in place of its own."""
+    """Return the step with the share's phases, which follow each other in it too, in place of its own."""
     start, stop = place.start, place.stop
     before, after = slice(0, start), slice(stop, len(events.kind))
     operand = share.a.copy()
-    is_call, is_storage = np.isin(share.kind, OF_OPERATIONS), np.isin(share.kind, OF_STORAGES)
+    is_call, is_storage = np.isin(share.kind, OPERATION_EVENTS), np.isin(share.kind, STORAGE_EVENTS)
     operand[is_call] += shift
     operand[is_storage] = storages[operand[is_storage]]
     grown = len(share.kind) - (stop - start)
@@ -155,8 +162,8 @@ def _spliced(events: StepEvents, share: StepEvents, shift: int, storages: np.nda
     counts = np.concatenate([touched[before], np.diff(share.touch_offsets), touched[after]])
     begin, end = (int(events.touch_offsets[border]) for border in (start, stop))
 
-    def joined(own: np.ndarray, other: np.ndarray, part: slice, rest: slice) -> np.ndarray:
-        return np.concatenate([own[part], other, own[rest]])
+    def joined(own: np.ndarray, other: np.ndarray, head: slice, tail: slice) -> np.ndarray:
+        return np.concatenate([own[head], other, own[tail]])
 
     return StepEvents(
         joined(events.kind, share.kind, before, after),

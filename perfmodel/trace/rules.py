@@ -1,4 +1,4 @@
-"""What must hold between the tables and the events of a trace, so that whoever reads it need not ask again."""
+"""The rules that must hold between the tables and the events of a trace, checked once when it is loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _PAIRS = ((EventKind.MODULE_ENTER, EventKind.MODULE_EXIT), (EventKind.CALL_ENTER
 
 
 def broken_rule(trace: Trace) -> str | None:
-    """The first rule that the trace breaks, as a sentence goes on after 'must'; None where it is whole.
+    """Return the first rule that the trace breaks, as a sentence goes on after 'must'; None where it is whole.
 
-    Rules: names are text; columns are equally long; segments cover the events in
-    order; an event points into its table; a storage that is used exists, and is allocated and freed in turn; modules
-    and calls that are left were entered.
+    Names are text; columns are equally long; segments cover the events in order; an event points into its table; a
+    storage that is used exists, and is allocated and freed in turn; modules and calls that are left were entered.
     """
     return next(_broken(trace), None)
 
@@ -77,8 +76,8 @@ def _broken_by_storages(events: StepEvents, known: np.ndarray) -> Iterator[str]:
     if ((sizes < 0) | (sizes > MOST_BYTES)).any():
         yield f"allocate 0 to {MOST_BYTES} bytes"
     order = at[np.argsort(events.a[at], kind="stable")]
-    again = (np.diff(events.a[order]) == 0) & (np.diff(events.kind[order]) == 0)
-    if again.any():
+    is_twice = (np.diff(events.a[order]) == 0) & (np.diff(events.kind[order]) == 0)
+    if is_twice.any():
         yield "allocate and free each storage in turn"
 
 

@@ -1,4 +1,4 @@
-"""What changes when a part of a trace runs again."""
+"""Storages that get other names when segments of a trace are repeated."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from perfmodel.trace.trace import EventKind, Segment, StepEvents
 
 
 def renamed_on_repeat(events: StepEvents, segments: Iterable[Segment], sizes: dict[int, int]) -> list[tuple[int, int]]:
-    """What a second run of these segments frees, made by the first under another name: pairs (freed name, made name).
+    """Return what a second run of these segments frees that the first made under another name: (freed, made) pairs.
 
     A run frees what its predecessor left (gradients, the loss) and leaves its own; equal sizes correspond, in order of
     their numbers, which is the order of allocation.
     """
-    part = np.concatenate([np.arange(segment.start, segment.stop) for segment in segments])
-    kind, storage = events.kind[part], events.a[part]
+    within = np.concatenate([np.arange(segment.start, segment.stop) for segment in segments])
+    kind, storage = events.kind[within], events.a[within]
     made, freed = storage[kind == EventKind.ALLOC], storage[kind == EventKind.FREE]
     left: dict[int, list[int]] = defaultdict(list)
     for storage in np.setdiff1d(made, freed).tolist():

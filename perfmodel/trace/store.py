@@ -34,7 +34,7 @@ class TraceNotKeptError(PerfModelError):
 
 
 def cache_directory() -> Path:
-    """``$PERFMODEL_CACHE/traces``, else ``~/.cache/perfmodel/traces``."""
+    """Return ``$PERFMODEL_CACHE/traces``, else ``~/.cache/perfmodel/traces``."""
     root = os.environ.get("PERFMODEL_CACHE")
     if root:
         return Path(root) / "traces"
@@ -43,33 +43,35 @@ def cache_directory() -> Path:
 
 
 def trace_name(scenario: Scenario) -> str:
-    """``gpt-1a2b3c4d5e6f``: the family and the digest of the workload."""
+    """Return a name such as ``gpt-1a2b3c4d5e6f``: the family and the digest of the workload."""
     return f"{scenario.model.family or 'target'}-{workload_digest(workload_of(scenario))}"
 
 
-def optimizer_trace_name(scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None) -> str:
-    """``optimizer-1a2b3c4d5e6f``: the digest of the optimizer, of what it steps over, and of what goes before."""
+def optimizer_trace_name(
+    scenario: Scenario, tensors: Sequence[TensorSpec], before_step: OptimizerShare | None = None
+) -> str:
+    """Return a name such as ``optimizer-1a2b3c4d5e6f``: the digest of optimizer, tensors and what precedes the step."""
     workload: dict[str, Any] = {
         "optimizer": scenario.optimizer.model_dump(mode="json"),
         "tensors": [each.text for each in tensors],
     }
-    if parts is not None:
-        workload["parts"] = parts._asdict()
+    if before_step is not None:
+        workload["parts"] = before_step._asdict()
     return f"optimizer-{workload_digest(workload)}"
 
 
 def stage_workload(scenario: Scenario, blocks: Sequence[int], number: int, split: bool) -> dict[str, Any]:
-    """What decides which operators part ``number`` of the scenario's pipeline runs.
+    """Return the workload that decides which operators stage ``number`` of the scenario's pipeline runs.
 
-    That of a micro-batch, and what the part has of the model: how many blocks, and the place of the first of them among
-    those of which every k-th is checkpointed. How many micro-batches there are decides nothing.
+    It is that of a micro-batch, and what the stage has of the model: how many blocks, and the place of the first of
+    them among those of which every k-th is checkpointed. The number of micro-batches decides nothing.
 
     Parameters
     ----------
     scenario : Scenario
         With ``parallelism.pp``.
     blocks : sequence of int
-        Of each part.
+        Of each stage.
     number : int
     split : bool
     """
@@ -87,7 +89,7 @@ def stage_workload(scenario: Scenario, blocks: Sequence[int], number: int, split
 
 
 def check_stage(scenario: Scenario, number: int) -> None:
-    """Refuse a part that the scenario's pipeline does not have.
+    """Refuse a stage that the scenario's pipeline does not have.
 
     Raises
     ------
@@ -96,22 +98,22 @@ def check_stage(scenario: Scenario, number: int) -> None:
     """
     count = pipeline_of(scenario).number_of_stages
     if not 0 <= number < count:
-        raise PerfModelError(f"part must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
+        raise PerfModelError(f"stage must be from 0 to {count - 1} (got {number}). Ask for one that the pipeline has.")
 
 
 def stage_trace_name(scenario: Scenario, number: int, split: bool = False) -> str:
-    """``part-1a2b3c4d5e6f``: the digest of :func:`stage_workload`."""
+    """Return a name such as ``part-1a2b3c4d5e6f``: the digest of :func:`stage_workload`."""
     return f"part-{workload_digest(stage_workload(scenario, blocks_of_stages(scenario), number, split))}"
 
 
 def find_trace(name: str) -> Path | None:
-    """The file that holds the trace of that name: a shipped one, or one cached under the installed versions."""
+    """Return the file that holds the trace of that name: a shipped one, or one cached under the installed versions."""
     candidates: Iterator[Path] = iter((SHIPPED / f"{name}.json.gz", *_cached_paths(name)))
     return next((path for path in candidates if os.path.isfile(path)), None)  # False where it may not be looked at
 
 
 def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
-    """The scenario's trace: remembered, loaded, or made now and cached.
+    """Return the scenario's trace: remembered, loaded, or made now and cached.
 
     A target's code may change without its scenario changing, so targets are never looked up in files.
 
@@ -132,9 +134,9 @@ def get_trace(scenario: Scenario, allow_import: bool = False) -> Trace:
 
 
 def get_optimizer_trace(
-    scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None
+    scenario: Scenario, tensors: Sequence[TensorSpec], before_step: OptimizerShare | None = None
 ) -> Trace:
-    """The scenario's optimizer over parameters like these alone: remembered, loaded, or made now and cached.
+    """Return a trace of the scenario's optimizer alone over tensors like these: remembered, loaded, or made and cached.
 
     Raises
     ------
@@ -145,15 +147,15 @@ def get_optimizer_trace(
     def make() -> Trace:
         with _torch_needed(scenario):
             from perfmodel.tracing.optimizer import trace_optimizer
-        return trace_optimizer(scenario, tensors, parts)
+        return trace_optimizer(scenario, tensors, before_step)
 
-    return _get(optimizer_trace_name(scenario, tensors, parts), make)
+    return _get(optimizer_trace_name(scenario, tensors, before_step), make)
 
 
 def get_stage_trace(scenario: Scenario, number: int, split: bool = False) -> Trace:
-    """What part ``number`` of the scenario's pipeline computes: remembered, loaded, or made now and cached.
+    """Return the trace of stage ``number`` of the scenario's pipeline: remembered, loaded, or made now and cached.
 
-    Parts that run the same operators share a trace; see :func:`~perfmodel.tracing.stage.trace_stage`.
+    Stages that run the same operators share a trace; see :func:`~perfmodel.tracing.stage.trace_stage`.
 
     Raises
     ------
@@ -177,7 +179,7 @@ def _get(
     allow_import: bool = False,
     folder: Path | None = None,
 ) -> Trace:
-    """folder: where the code of a target is looked for, which its name does not say."""
+    """Return the trace of that name. folder: where the code of a target is looked for, which its name does not say."""
     key = (name, allow_import, folder)
     trace = _remembered.get(key)
     if trace is None:
@@ -197,7 +199,7 @@ def _get(
 
 @contextmanager
 def only_kept_traces() -> Iterator[None]:
-    """Inside, a trace that is neither remembered nor kept in a file is a :class:`TraceNotKeptError`, and not made."""
+    """Make no trace inside: one that is neither remembered nor in a file is a :class:`TraceNotKeptError`."""
     before = _only_kept.set(True)
     try:
         yield
@@ -211,7 +213,7 @@ def _refuse_to_make(name: str) -> None:
 
 
 def _keep(trace: Trace, name: str) -> None:
-    """Put the trace into the cache. One that cannot be written loses time, not the prediction."""
+    """Put the trace into the cache. A trace that cannot be written costs time, not the prediction."""
     for path in _cached_paths(name):
         try:
             save_trace(trace, path)
@@ -226,7 +228,7 @@ def _keep(trace: Trace, name: str) -> None:
 
 
 def _load(path: Path) -> Trace | None:
-    """A damaged file of the cache is made again; a damaged shipped one is an error."""
+    """Return the trace of a file; None for a damaged file of the cache. A damaged shipped one is an error."""
     try:
         return load_trace(path)
     except PerfModelError:
@@ -247,7 +249,7 @@ def _torch_needed(scenario: Scenario) -> Iterator[None]:
 
 
 def _cached_paths(name: str) -> list[Path]:
-    """Where the cache keeps a trace of this name, by the versions that decide the operators; none without torch."""
+    """Return where the cache keeps a trace, by the versions that decide its operators; nowhere without torch."""
     versions = [_version(package) for package in ("torch", "transformers")]
     if versions[0] is None:
         return []

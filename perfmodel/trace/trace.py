@@ -24,7 +24,7 @@ from perfmodel.trace.operation import Operation, TensorSpec, decode_operation, e
 # Format history
 # 1  first
 # 2  where the backward of repeated blocks begins and ends
-# 3  what a part of a pipeline receives and sends
+# 3  what a stage of a pipeline receives and sends
 TRACE_VERSION = 3
 OLDEST_VERSION = 2  # a file without a boundary is read as it is
 REMEDY = "Delete it to trace again."
@@ -46,7 +46,7 @@ class EventKind(IntEnum):
     GRAD_READY    a: index into parameters          b: 0. The parameter's gradient is accumulated
     BLOCK_ENTER   a: index into modules             b: 0. The gradient of an output of a repeated block, or of the
                                                     whole model, is complete
-    BLOCK_EXIT    a: index into modules             b: 0. That of an input is
+    BLOCK_EXIT    a: index into modules             b: 0. The gradient of a block's input is complete
     """
 
     OP = 0
@@ -61,6 +61,13 @@ class EventKind(IntEnum):
     GRAD_READY = 9
     BLOCK_ENTER = 10
     BLOCK_EXIT = 11
+
+
+# Kinds of events by the table that column a points into.
+OPERATION_EVENTS = (EventKind.OP, EventKind.SYNC)
+STORAGE_EVENTS = (EventKind.ALLOC, EventKind.FREE)
+MODULE_EVENTS = (EventKind.MODULE_ENTER, EventKind.MODULE_EXIT, EventKind.BLOCK_ENTER, EventKind.BLOCK_EXIT)
+CALL_EVENTS = (EventKind.CALL_ENTER, EventKind.CALL_EXIT)
 
 
 class StorageKind(IntEnum):
@@ -79,9 +86,15 @@ class StorageKind(IntEnum):
 class Segment:
     """Events ``start`` (inclusive) to ``stop`` (exclusive) of one phase.
 
-    phase: zero_grad, forward, backward, clip or optimizer; in parts of a pipeline also scale, and backward_input and
-    backward_weight in place of backward. micro_batch: 0 is the first of a step; a trace holds at most two (the later
-    ones all run what the second runs), -1 where the phase has none.
+    Attributes
+    ----------
+    phase : str
+        zero_grad, forward, backward, clip or optimizer; in stages of a pipeline also scale, and backward_input and
+        backward_weight in place of backward.
+    micro_batch : int
+        0 is the first of a step, -1 stands for none. A trace holds at most two: all later ones run what the second
+        runs.
+    start, stop : int
     """
 
     phase: str
@@ -96,11 +109,19 @@ def _no_numbers() -> np.ndarray:
 
 @dataclass(frozen=True)
 class StepEvents:
-    """One step: equally long columns of EventKind, a and b (int64), and the segments that cover them in order.
+    """One step: equally long columns of events, and the segments that cover them in order.
 
-    touches: storage ids that the launching operators read or write, each once an operator, inputs before outputs;
-    event i has those from touch_offsets[i] to touch_offsets[i + 1] (one longer than the columns). touch_bytes: how many
-    bytes of each its tensors address.
+    Attributes
+    ----------
+    kind, a, b : ndarray of int64
+        See :class:`EventKind`.
+    segments : tuple of Segment
+    touch_offsets : ndarray of int64
+        Event i touches the storages from touch_offsets[i] to touch_offsets[i + 1] (one longer than the columns).
+    touches : ndarray of int64
+        Ids of the storages that launching operators read or write, each once an operator, inputs before outputs.
+    touch_bytes : ndarray of int64
+        How many bytes of each storage the operator's tensors address.
     """
 
     kind: np.ndarray
@@ -134,9 +155,13 @@ class Storage:
 
 
 class BoundaryTensor(NamedTuple):
-    """What a part of a pipeline exchanges with its neighbour for each micro-batch.
+    """A tensor that a stage of a pipeline exchanges with its neighbour for each micro-batch.
 
-    first, steady: the storage ids that it has in the first step and in the later ones, of micro-batch 0 and 1.
+    Attributes
+    ----------
+    tensor : TensorSpec
+    first, steady : tuple of int
+        Its storage ids in micro-batch 0 and 1 of the first step, and of later ones.
     """
 
     tensor: TensorSpec
@@ -145,12 +170,20 @@ class BoundaryTensor(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """Where the messages of a part of a pipeline begin and end.
+    """Where the messages of a stage of a pipeline begin and end. What is received lies in persistent storages.
 
-    takes: the activation that it receives. gives: its output, sent on. takes_gradient: the gradient of the output,
-    received. gives_gradient: that of the activation, sent back. None in the first and last part, which have no such
-    neighbour. output: what forward gives, to whomever: ``gives``, or the last part's logits. Received ones are
-    persistent storages.
+    Attributes
+    ----------
+    takes : BoundaryTensor, optional
+        The activation that it receives; None in the first stage.
+    gives : BoundaryTensor, optional
+        Its output, sent on; None in the last stage.
+    takes_gradient : BoundaryTensor, optional
+        The gradient of the output, received; None in the last stage.
+    gives_gradient : BoundaryTensor, optional
+        The gradient of the received activation, sent back; None in the first stage.
+    output : BoundaryTensor
+        What forward returns: ``gives``, or the last stage's logits.
     """
 
     takes: BoundaryTensor | None
@@ -164,12 +197,25 @@ class Boundary(NamedTuple):
 class Trace:
     """What one rank computes.
 
-    workload: the part of the scenario that decides the operators (:func:`perfmodel.scenario.scenario.workload_of`).
-    provenance: versions of torch and transformers that were traced. operations, modules (name, class), calls (function
-    names) and nodes (autograd node names) are the tables the events point into. persistent: storages made before the
-    first step. first, steady: the first step (which creates optimizer states) and every later one. storage_kinds: kind
-    of every storage id that any event allocates. optimized: what the optimizer steps over, where that is not the
-    parameters (not in files). boundary: of a part of a pipeline, else None.
+    Attributes
+    ----------
+    workload : dict
+        The keys of the scenario that decide the operators (:func:`perfmodel.scenario.scenario.workload_of`).
+    provenance : dict
+        Versions of torch and transformers that were traced.
+    operations, modules, calls, nodes, parameters : tuple
+        Tables that the events point into. Modules are pairs of name and class, calls function names, and nodes names
+        of autograd nodes.
+    persistent : tuple of Storage
+        Storages made before the first step.
+    first, steady : StepEvents
+        The first step, which creates optimizer states, and every later one.
+    storage_kinds : dict
+        The kind of every storage id that any event allocates.
+    optimized : tuple of Parameter, optional
+        What the optimizer steps over, where that is not the parameters (not in files).
+    boundary : Boundary, optional
+        Of a stage of a pipeline, else None.
     """
 
     workload: dict[str, Any]
@@ -187,7 +233,7 @@ class Trace:
     boundary: Boundary | None = None
 
     def segment(self, phase: str, micro_batch: int = -1) -> Segment | None:
-        """The steady step's segment of that phase, or None."""
+        """Return the steady step's segment of that phase, or None."""
         for segment in self.steady.segments:
             if segment.phase == phase and segment.micro_batch == micro_batch:
                 return segment
@@ -195,10 +241,12 @@ class Trace:
 
 
 def gradient_storages(trace: Trace, events: StepEvents) -> dict[int, int]:
-    """Storages that gradients are accumulated in, by parameter: of those as large, the last that was made before the
-    gradient was first ready. A parameter that is used in several places may have none.
+    """Return the storages that gradients are accumulated in, by parameter.
+
+    A parameter's is the last storage of the gradient's size that was made before the gradient was first ready. One that
+    is used in several places may have none.
     """
-    found: dict[int, int] = {}
+    storage_of: dict[int, int] = {}
     made: dict[int, list[int]] = {}
     at = np.flatnonzero((events.kind == EventKind.ALLOC) | (events.kind == EventKind.GRAD_READY))
     columns = (events.kind[at].tolist(), events.a[at].tolist(), events.b[at].tolist())  # numpy is slow one by one
@@ -206,11 +254,11 @@ def gradient_storages(trace: Trace, events: StepEvents) -> dict[int, int]:
         if kind == EventKind.ALLOC:
             if trace.storage_kinds.get(number) == StorageKind.GRADIENT:
                 made.setdefault(size_bytes, []).append(number)
-        elif number not in found:
-            alike = made.get(trace.parameters[number].tensor.bytes, [])
-            if alike:
-                found[number] = alike.pop()
-    return found
+        elif number not in storage_of:
+            as_large = made.get(trace.parameters[number].tensor.bytes, [])
+            if as_large:
+                storage_of[number] = as_large.pop()
+    return storage_of
 
 
 def _encode_events(events: StepEvents) -> dict[str, Any]:
@@ -236,16 +284,16 @@ def _decode_events(data: dict[str, Any]) -> StepEvents:
 def _encode_boundary(boundary: Boundary | None) -> list[Any] | None:
     if boundary is None:
         return None
-    return [None if each is None else [each.tensor.text, each.first, each.steady] for each in boundary]
+    return [None if end is None else [end.tensor.text, end.first, end.steady] for end in boundary]
 
 
 def _decode_boundary(rows: list[Any] | None) -> Boundary | None:
     if rows is None:
         return None
-    found = [
+    ends = [
         None if row is None else BoundaryTensor(TensorSpec.parse(row[0]), tuple(row[1]), tuple(row[2])) for row in rows
     ]
-    return Boundary(*found)  # type: ignore[arg-type]
+    return Boundary(*ends)  # type: ignore[arg-type]
 
 
 def save_trace(trace: Trace, path: Path) -> None:

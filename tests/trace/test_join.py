@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.join import OF_OPERATIONS, OF_STORAGES, join
+from perfmodel.trace.join import join
 from perfmodel.trace.store import get_stage_trace
-from perfmodel.trace.trace import EventKind, StepEvents, Trace
+from perfmodel.trace.trace import OPERATION_EVENTS, STORAGE_EVENTS, EventKind, StepEvents, Trace
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def spelt(trace: Trace, events: StepEvents, start: int = 0, stop: int | None = N
     found: list[tuple[object, ...]] = []
     part = slice(start, stop)
     for kind, a, b in zip(events.kind[part].tolist(), events.a[part].tolist(), events.b[part].tolist(), strict=True):
-        if kind in OF_OPERATIONS:
+        if kind in OPERATION_EVENTS:
             node = trace.nodes[b] if kind == EventKind.OP and b >= 0 else None
             found.append((kind, trace.operations[a], node))
-        elif kind in OF_STORAGES:
+        elif kind in STORAGE_EVENTS:
             found.append((kind, order.setdefault(a, len(order)), b))
         elif kind in (EventKind.MODULE_ENTER, EventKind.MODULE_EXIT, EventKind.BLOCK_ENTER, EventKind.BLOCK_EXIT):
             found.append((kind, trace.modules[a]))

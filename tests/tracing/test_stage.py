@@ -427,5 +427,5 @@ def test_files_keep_the_boundary(tmp_path, number):
 
 
 def test_what_cannot_be_traced_is_said():
-    with pytest.raises(PerfModelError, match=r"part must be from 0 to 2 \(got 3\)"):
+    with pytest.raises(PerfModelError, match=r"stage must be from 0 to 2 \(got 3\)"):
         get_stage_trace(asked("gpt"), 3)
