@@ -24,7 +24,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.host_structure import structure_of
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.trace import Parameter, Trace
-from perfmodel.tracing import trace_step
+from perfmodel.tracing.step import trace_step
 
 US = 1e-6
 NO_OPERATORS = OperatorTimes("cuda", None)  # asks for no reference, since it times nothing

@@ -16,7 +16,7 @@ from perfmodel.program.strategies.data_parallel import data_parallel_program
 from perfmodel.program.strategies.ddp import ddp_buckets
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec
-from perfmodel.tracing import trace_step
+from perfmodel.tracing.step import trace_step
 
 GPT = {"family": "gpt", "layers": 3, "width": 256, "heads": 4, "ffn_width": 1024, "vocabulary": 2000}
 GPT2 = {"family": "gpt2", "layers": 2, "width": 128, "heads": 4, "ffn_width": 512, "vocabulary": 5000}
