@@ -23,8 +23,14 @@ _KIND_OF_PHASE = {phase: kind for kind, phase in PHASES.items()}
 class Computed(NamedTuple):
     """One stretch of a rank's compute stream, in seconds since the first rank's device began the step.
 
-    kind: F, B, I or W, see :class:`~perfmodel.hardware.measurement.PipelineAction`, or ``optimizer``, with the scaling
-    of gradients: of no stage and no micro-batch, both -1.
+    Attributes
+    ----------
+    kind : str
+        F, B, I or W, see :class:`~perfmodel.hardware.measurement.PipelineAction`; or ``optimizer``, which includes the
+        scaling of gradients.
+    stage, micro_batch : int
+        Both are -1 for ``optimizer``.
+    start_s, end_s : float
     """
 
     kind: str
@@ -40,8 +46,13 @@ class Computed(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A rank's step: from reaching its first mark to reaching the next step's, which on another rank may be another
-    time. computed: in order.
+    """A rank's step, from reaching its first mark to reaching the next step's; other ranks may reach theirs later.
+
+    Attributes
+    ----------
+    start_s, end_s : float
+    computed : tuple of Computed
+        In order.
     """
 
     start_s: float
@@ -50,15 +61,29 @@ class ComputedStep:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Stages of the model that the rank has, ascending."""
+        """Return the stages of the model that the rank has, ascending."""
         return _stages(each.stage for each in self.computed)
 
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank does in the step. stages, blocks: the parts of the model that it has, repeated blocks of each.
-    busy_s: its compute stream works. bubble_s: that waits for another rank. exposed_communication_s: for what moves
-    between ranks. host_bound_s: for its host, the rest of the step. peak_allocated_bytes: None where it does not fit.
+    """What a rank of a pipeline has and does in the step.
+
+    Attributes
+    ----------
+    rank : int
+    stages, blocks : tuple of int
+        The stages of the model that it has, and the repeated blocks of each.
+    busy_s : float
+        Its compute stream works.
+    bubble_s : float
+        Its compute stream waits for another rank.
+    exposed_communication_s : float
+        Its compute stream waits for what moves between ranks.
+    host_bound_s : float
+        Its compute stream waits for the host: the rest of the step.
+    peak_allocated_bytes : int or None
+        None where the step does not fit.
     """
 
     rank: int
@@ -77,7 +102,7 @@ def _stages(numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def rank_shares(prediction: Prediction) -> list[RankShare]:
-    """Of each rank of a pipeline in order; empty for any other prediction."""
+    """Return the share of each rank of a pipeline in order; none for any other prediction."""
     if not prediction.rank_timelines:
         return []
     blocks = prediction.program.stage_blocks
@@ -92,25 +117,25 @@ def rank_shares(prediction: Prediction) -> list[RankShare]:
             busy_s=timeline.busy_s,
             bubble_s=timeline.bubble_s,
             exposed_communication_s=timeline.exposed_communication_s,
-            host_bound_s=_left_s(timeline),
+            host_bound_s=_host_bound_s(timeline),
             peak_allocated_bytes=memory.peak_allocated_bytes if memory is not None and memory.fits else None,
         )
         for rank, (stages, timeline, memory) in enumerate(columns)
     ]
 
 
-def _left_s(timeline: Timeline) -> float:
+def _host_bound_s(timeline: Timeline) -> float:
     return max(timeline.step_time_s - timeline.busy_s - timeline.bubble_s - timeline.exposed_communication_s, 0.0)
 
 
 def bubble_share(prediction: Prediction) -> float:
-    """Of the step, over all ranks of a pipeline: what their compute streams wait for other ranks."""
+    """Return the share of the step, over all ranks of a pipeline, in which compute streams wait for other ranks."""
     bubbles_s = [timeline.bubble_s for timeline in prediction.rank_timelines]
     return sum(bubbles_s) / (len(bubbles_s) * prediction.step_time_s)
 
 
 def largest_rank(prediction: Prediction) -> int | None:
-    """The first rank that takes most memory; None where memory is not predicted, or all take the same."""
+    """Return the first rank that takes most memory; None where memory is not predicted, or all take the same."""
     memories, largest = prediction.rank_memories, prediction.largest_memory
     if len({id(each) for each in memories}) < 2:
         return None
@@ -118,24 +143,28 @@ def largest_rank(prediction: Prediction) -> int | None:
 
 
 def on_rank(rank: int | None) -> str:
-    """`` on rank 3``; nothing for None."""
+    """Return words such as `` on rank 3``; nothing for None."""
     return "" if rank is None else f" on rank {rank}"
 
 
 def titled_of_rank(prediction: Prediction, title: str) -> str:
-    """Of a pipeline, the title with the rank that is shown before it."""
+    """Return the title, of a pipeline's prediction with the shown rank before it."""
     return title if prediction.shown_rank is None else f"rank {prediction.shown_rank}: {title}"
 
 
 def of_rank(prediction: Prediction, rank: int) -> Prediction:
-    """Of a pipeline, with program, timeline, kernels and memory of one rank, since its own host began the step."""
+    """Return a pipeline's prediction with program, timeline, kernels and memory of one rank.
+
+    Its timeline counts from when its own host began the step.
+    """
     return replace(prediction.by_rank[rank], timeline=prediction.rank_timelines[rank])
 
 
 def with_largest_memory(prediction: Prediction) -> tuple[Prediction, int | None]:
-    """The prediction with program, timeline and memory of a rank whose memory can be followed from event to event, and
-    that rank: of a pipeline the largest; else the one that it is of, as no other's program is kept. None where all are
-    alike.
+    """Return a prediction whose memory can be followed from event to event, and the rank that it shows.
+
+    In a pipeline that is the rank that takes most memory; else the rank that the prediction shows already, as no
+    other's program is kept. The rank is None where all take the same.
     """
     rank = largest_rank(prediction)
     if rank is None:
@@ -146,7 +175,10 @@ def with_largest_memory(prediction: Prediction) -> tuple[Prediction, int | None]
 
 
 def predicted_steps(prediction: Prediction) -> list[ComputedStep]:
-    """Of each rank of a pipeline: actions from the device's start of the first operator to the end of the last."""
+    """Return each rank's step of a pipeline.
+
+    An action lasts from the start of its first operator on the device to the end of its last.
+    """
     timelines = [each.timeline for each in prediction.by_rank]
     zero_s = min(timeline.phases[0].start_s for timeline in timelines)
     return [_predicted_step(timeline.shifted(-zero_s)) for timeline in timelines]
@@ -166,16 +198,17 @@ def _computed(span: PhaseSpan, start_s: float, end_s: float) -> Computed:
 
 
 def computed_stretches(timeline: Timeline) -> Iterator[tuple[int, float, float]]:
-    """Of each phase that runs operators its index, the start of the first operator and the end of the last, seconds."""
+    """Yield, for each phase that runs operators, its index, the start of the first and the end of the last, seconds."""
     runs, firsts = np.unique(timeline.run, return_index=True)
     lasts = np.append(firsts[1:], len(timeline.run)) - 1
     return zip(runs.tolist(), timeline.start_s[firsts].tolist(), timeline.end_s[lasts].tolist(), strict=True)
 
 
 def measured_steps(measurement: Measurement) -> list[ComputedStep]:
-    """Of each rank; empty where any rank's actions are not known. Behind the last action stands the optimizer as it is
-    in the median, since actions are written down of one step and without it; a step begins a median step before its
-    end, or with its first action, where it took longer.
+    """Return each rank's measured step; none where any rank's actions are not known.
+
+    Actions are recorded for one step and exclude the optimizer, so its median duration is appended. A step begins a
+    median step before its end, or with its first action, where it took longer.
     """
     if not all(rank.actions for rank in measurement.ranks):
         return []
@@ -193,5 +226,5 @@ def _measured_step(rank: RankSamples, step_s: float) -> ComputedStep:
 
 
 def computing_s(steps: Sequence[ComputedStep]) -> float:
-    """Seconds for which a rank runs forwards and backwards, the mean over all."""
+    """Return the seconds for which a rank runs forwards and backwards, the mean over all ranks."""
     return sum(each.duration_s for step in steps for each in step.computed if each.kind != OPTIMIZER) / len(steps)
