@@ -42,7 +42,8 @@ from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.own_code import out_of_memory_passes
 from perfmodel.models.step import TrainingStep, precision_switches
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, Piece, structure_of
+from perfmodel.trace.host_structure import Piece, structure_of
+from perfmodel.trace.phases import BACKWARD, BACKWARD_INPUT
 from perfmodel.trace.trace import Trace
 
 SWEEPS, ROUNDS = 3, 5  # over all pieces in turn: a host's speed wanders within seconds

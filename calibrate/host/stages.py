@@ -16,7 +16,7 @@ from perfmodel.models.build import build_module, make_inputs
 from perfmodel.models.stages import boundary_tensors, cut, loss_of
 from perfmodel.models.step import Mark, TrainingStep
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+from perfmodel.trace.phases import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from perfmodel.tracing.stage import count_from_zero
 
 HALVES = (BACKWARD_INPUT, BACKWARD_WEIGHT)

@@ -18,8 +18,8 @@ from perfmodel.cost.kernels.kernel_cost import KernelCost
 from perfmodel.hardware.interconnect import MESSAGES, Role
 from perfmodel.program.program import Program
 from perfmodel.scenario.scenario import Scenario
-from perfmodel.trace.host_structure import BACKWARDS
 from perfmodel.trace.operation import decode_operation, encode_operation
+from perfmodel.trace.phases import BACKWARDS
 
 CLASSES = ("gemm", "attention", "row")  # first words of cost classes; the others hardly depend on the shape
 PHASES = ("forward", *BACKWARDS)  # under which communication lies

@@ -38,8 +38,9 @@ from perfmodel.hardware.profile import HostRecord, Profile
 from perfmodel.program.program import Program
 from perfmodel.program.sharding import offloads
 from perfmodel.scenario.scenario import Scenario, workload_of
-from perfmodel.trace.host_structure import BACKWARD, BACKWARD_WEIGHT, BACKWARDS, Piece, Structure, Thing, structure_of
+from perfmodel.trace.host_structure import Piece, Structure, Thing, structure_of
 from perfmodel.trace.kernel_key import optimizer_prefix
+from perfmodel.trace.phases import BACKWARD, BACKWARD_WEIGHT, BACKWARDS, CLIP, OPTIMIZER, SCALE, ZERO_GRAD
 from perfmodel.trace.trace import EventKind, Parameter, Segment
 
 CAST = "_to_copy"
@@ -379,7 +380,7 @@ def _scale_backward(event_s: np.ndarray, structure: Structure, costs: _Costs, in
     part *= max(sum(record.time_s for record in backward if record is not None), 0.0) / estimated_s
 
 
-_LISTS = ("zero_grad", "clip", "scale")
+_LISTS = (ZERO_GRAD, CLIP, SCALE)
 
 
 def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
@@ -387,7 +388,7 @@ def _phase_seconds(segment: Segment, program: Program, costs: _Costs) -> float:
     if segment.phase in _LISTS:  # of a rank with several parts of the model, a share for each
         runs = sum(run.phase == segment.phase for run in program.runs)
         return costs.per_parameter(segment.phase, parameters) / max(runs, 1)
-    if segment.phase != "optimizer":
+    if segment.phase != OPTIMIZER:
         return 0.0
     scaler_s = costs.per_parameter("scaler", parameters) if costs.precision == "amp-fp16" else 0.0
     optimized = parameters if program.trace.optimized is None else program.trace.optimized

@@ -14,15 +14,16 @@ from perfmodel.prediction.prediction import KernelUse
 from perfmodel.program.program import Program
 from perfmodel.simulate.timeline import Timeline
 from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.phases import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, BACKWARDS, FORWARD, REDUCE, SCALE
 
 # Which part of the step a phase's device time is counted in.
 PART_OF_PHASE = {
-    "forward": "forward_s",
-    "backward": "backward_s",
-    "backward_input": "backward_s",
-    "backward_weight": "backward_s",
-    "reduce": "backward_s",
-    "scale": "backward_s",
+    FORWARD: "forward_s",
+    BACKWARD: "backward_s",
+    BACKWARD_INPUT: "backward_s",
+    BACKWARD_WEIGHT: "backward_s",
+    REDUCE: "backward_s",
+    SCALE: "backward_s",
 }
 ROUNDING = 1e-9  # relative; closer times are equal
 
@@ -104,10 +105,10 @@ def step_flops(timeline: Timeline, program: Program) -> float:
 
     Counted as MFU is: matrix products, convolutions and attention, causal attention in full.
     """
-    in_forward = np.array([run.phase == "forward" for run in program.runs], dtype=bool)
+    in_forward = np.array([run.phase == FORWARD for run in program.runs], dtype=bool)
     flops = np.array([model_flops(operation) for operation in program.operations])[timeline.operation]
     forward = float(np.sum(flops[in_forward[timeline.run]]))
-    return forward * (3 if any(run.phase.startswith("backward") for run in program.runs) else 1)
+    return forward * (3 if any(run.phase in BACKWARDS for run in program.runs) else 1)
 
 
 def communication_bytes(timeline: Timeline, program: Program) -> dict[str, int]:

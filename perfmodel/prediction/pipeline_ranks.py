@@ -11,12 +11,12 @@ import numpy as np
 
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.pipeline.programs import PHASES
+from perfmodel.trace.phases import OPTIMIZER
 
 if TYPE_CHECKING:
     from perfmodel.hardware.measurement import Measurement, RankSamples
     from perfmodel.simulate.timeline import PhaseSpan, Timeline
 
-OPTIMIZER = "optimizer"
 _KIND_OF_PHASE = {phase: kind for kind, phase in PHASES.items()}
 
 

@@ -21,10 +21,10 @@ from perfmodel.program.program import (
     Program,
 )
 from perfmodel.trace.operation import Operation, TensorSpec, contiguous_stride
+from perfmodel.trace.phases import BACKWARD
 from perfmodel.trace.trace import EventKind, Segment, StepEvents
 
 COMMUNICATION = 1  # the stream of the data-parallel communicator, or of a pipeline's
-REDUCE = "reduce"  # the phase of what reduces gradients after backward
 
 
 class ProgramBuilder:
@@ -173,7 +173,7 @@ def _in_order(insertions: Iterable[Insertion]) -> tuple[Insertion, ...]:
 def _with_phase(
     runs: tuple[PhaseRun, ...], phase: str, instructions: tuple[Instruction, ...]
 ) -> tuple[tuple[PhaseRun, ...], Insertion]:
-    at = 1 + max(index for index, run in enumerate(runs) if run.phase == "backward")
+    at = 1 + max(index for index, run in enumerate(runs) if run.phase == BACKWARD)
     event = runs[at - 1].segment.stop
     run = PhaseRun(phase, -1, Segment(phase, -1, event, event))
     return (*runs[:at], run, *runs[at:]), Insertion(at, event, instructions)
@@ -184,7 +184,7 @@ def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list
 
     backward: by default the last of the step.
     """
-    segment = backward or [each for each in events.segments if each.phase == "backward"][-1]
+    segment = backward or [each for each in events.segments if each.phase == BACKWARD][-1]
     ready = segment.start + np.flatnonzero(events.kind[segment.start : segment.stop] == EventKind.GRAD_READY)
     return [(int(events.a[event]), event + 1) for event in ready.tolist()]
 

@@ -24,7 +24,7 @@ from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import WAIT, Instruction
 from perfmodel.program.strategies.fsdp.dtensor_overhead import add_dtensor_calls
 from perfmodel.trace.operation import Operation, TensorSpec
-from perfmodel.trace.optimizer_share import CLIP, OPTIMIZER
+from perfmodel.trace.phases import CLIP, OPTIMIZER
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, StorageKind, Trace
 
 POWER = "aten.pow.Tensor_Scalar"

@@ -15,12 +15,11 @@ import numpy as np
 
 from perfmodel.derived import Derived
 from perfmodel.trace.kernel_key import kernel_key
+from perfmodel.trace.phases import BACKWARD, BACKWARD_WEIGHT, BACKWARDS, FORWARD
 from perfmodel.trace.trace import EventKind, Segment, Trace
 
 UNIT_CALLS = 120  # a module with more calls inside is a container: its submodules are measured one by one
 OUTSIDE = "step"  # class name of what runs around the model: autocast, loss
-BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "backward", "backward_input", "backward_weight"
-BACKWARDS = (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)  # phases
 
 # Where in a call, node or module its host time passes: the rest passes before the launches.
 _AFTER_CALL, _BEFORE_NODE, _MODULE_ENTER = 0.25, 0.3, 0.6
@@ -177,9 +176,9 @@ class _Finder:
 
     def find(self) -> Structure:
         for index, segment in enumerate(self.trace.steady.segments):
-            if segment.phase == "forward" or segment.phase in BACKWARDS:
+            if segment.phase == FORWARD or segment.phase in BACKWARDS:
                 root = self._walk(segment)
-                if segment.phase == "forward" and segment.start < segment.stop:
+                if segment.phase == FORWARD and segment.start < segment.stop:
                     self._cut(root, index)
         return Structure(
             self.trace.steady.segments,

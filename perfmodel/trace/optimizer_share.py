@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.trace.operation import TensorSpec
+from perfmodel.trace.phases import OPTIMIZER
 from perfmodel.trace.trace import (
     OPERATION_EVENTS,
     STORAGE_EVENTS,
@@ -22,7 +23,6 @@ from perfmodel.trace.trace import (
     gradient_storages,
 )
 
-CLIP, OPTIMIZER = "clip", "optimizer"
 SCALER_UPDATE = "aten._amp_update_scale_.default"
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import PerfModelError
 from perfmodel.limits import MOST_TRACED_OPERATORS
+from perfmodel.trace.phases import BACKWARDS, FORWARD
 from perfmodel.trace.trace import EventKind, Segment, StepEvents
 from perfmodel.tracing.fake_cuda import CPU, is_on_host, put_on_host
 from perfmodel.tracing.interning import OperationTable, Table, flat
@@ -36,7 +37,7 @@ _BOOKKEEPING = frozenset(
         "set_",
     )
 )
-_CALLING_PHASES = ("forward", "backward", "backward_input", "backward_weight")
+_CALLING_PHASES = (FORWARD, *BACKWARDS)
 _COMPUTE_LOGSUMEXP = 4  # cuDNN's attention makes no log-sum-exp unless this argument asks for it
 _IGNORED_NAMESPACES = frozenset(("prim", "profiler"))
 # Whose tensors must have one dtype, which fake tensors do not ask for.
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):
     # What the other parts report
 
     def begin_segment(self, phase: str, micro_batch: int) -> None:
-        if self.phase == "forward":
+        if self.phase == FORWARD:
             self.ledger.end_forward()
         self.phase, self._node, self._engine_accumulates = phase, -1, False
         self._segments.append((phase, micro_batch, len(self._kind)))
@@ -300,7 +301,7 @@ class Recorder(TorchDispatchMode):
             self._emit(EventKind.SYNC, number)
 
     def _note_outputs(self, traits: Traits, outputs: list[Any]) -> None:
-        in_forward = self.phase == "forward"
+        in_forward = self.phase == FORWARD
         if traits.allocation_order is not None:
             outputs = [outputs[index] for index in traits.allocation_order]
         for tensor in outputs:

@@ -28,7 +28,7 @@ from calibrate.timing.paired import HostStopwatch, Timings, paired_samples, time
 from calibrate.timing.samples import relative_spread
 from perfmodel.hardware import host_calls
 from perfmodel.hardware.interconnect import CallRecord
-from perfmodel.trace.host_structure import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
+from perfmodel.trace.phases import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from perfmodel.tracing.stage import prepared_stage
 
 ROWS, LAYERS = 2, 2

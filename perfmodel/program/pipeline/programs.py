@@ -48,11 +48,11 @@ from perfmodel.scenario.stage_split import blocks_of_stages, pipeline_of
 from perfmodel.trace.join import join
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import with_optimizer
+from perfmodel.trace.phases import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, OPTIMIZER, SCALE, ZERO_GRAD
 from perfmodel.trace.store import get_optimizer_trace, get_stage_trace
 from perfmodel.trace.trace import EventKind, Segment, Trace
 
-PHASES = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
-ZERO_GRAD, SCALE, OPTIMIZER = "zero_grad", "scale", "optimizer"
+PHASES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
 
 
 def pipeline_programs(scenario: Scenario, batches_all: bool) -> tuple[Program, ...]:

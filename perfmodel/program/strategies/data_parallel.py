@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perfmodel.hardware import host_calls
-from perfmodel.program.builder import REDUCE, ProgramBuilder, ready_gradients, vector, waits_in_a_row
+from perfmodel.program.builder import ProgramBuilder, ready_gradients, vector, waits_in_a_row
 from perfmodel.program.program import Instruction, Program, single_device_program
 from perfmodel.program.sharding import sharing_of
 from perfmodel.program.strategies.ddp import ddp
@@ -28,6 +28,7 @@ from perfmodel.program.strategies.fsdp.step import fsdp
 from perfmodel.program.strategies.zero1 import zero1
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation
+from perfmodel.trace.phases import BACKWARD, REDUCE
 from perfmodel.trace.trace import EventKind, Trace
 
 
@@ -75,7 +76,7 @@ def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
 
 
 def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
-    run, marks = builder.last("backward"), []
+    run, marks = builder.last(BACKWARD), []
     for index, event in ready_gradients(builder.trace.steady):
         tensor = builder.trace.parameters[index].tensor
         reduction, mark = builder.asynchronous(tensor.dtype, tensor.bytes, host_calls.asynchronous("all_reduce"))

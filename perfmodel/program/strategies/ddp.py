@@ -22,6 +22,7 @@ from perfmodel.program.program import HOST, WAIT, Insertion, Instruction, PhaseR
 from perfmodel.program.strategies.buckets import UNLIMITED, Bucket, assign_buckets, bucket_limits
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.phases import BACKWARD, FORWARD
 from perfmodel.trace.trace import EventKind, Segment, StorageKind, Trace, gradient_storages
 from perfmodel.units import MIB
 
@@ -105,9 +106,9 @@ def _whole_model(builder: ProgramBuilder) -> WrappedModule:
     return WrappedModule(
         range(len(builder.trace.parameters)),
         buffer_sizes(builder.trace),
-        tuple(number for number, run in enumerate(runs) if run.phase == "forward"),
-        builder.last("backward"),
-        max(number for number, run in enumerate(first_runs) if run.phase == "backward"),
+        tuple(number for number, run in enumerate(runs) if run.phase == FORWARD),
+        builder.last(BACKWARD),
+        max(number for number, run in enumerate(first_runs) if run.phase == BACKWARD),
         shares_buffers=True,
     )
 

@@ -16,16 +16,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.hardware import host_calls
-from perfmodel.program.builder import REDUCE, ProgramBuilder, vector, waits_in_a_row
+from perfmodel.program.builder import ProgramBuilder, vector, waits_in_a_row
 from perfmodel.program.gradient_clipping import clip_flat_shards
 from perfmodel.program.program import Instruction, Program
 from perfmodel.program.sharding import flat_shard_of
 from perfmodel.program.strategies.ddp import ddp
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.phases import OPTIMIZER, REDUCE, ZERO_GRAD
 from perfmodel.trace.trace import EventKind, StorageKind, Trace, gradient_storages
-
-OPTIMIZER = "optimizer"
 
 
 def partition(sizes: Sequence[int], ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -91,7 +90,7 @@ def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
         gathers.append(builder.blocking("all_gather", whole))
     builder.add_phase(REDUCE, steady, first)
     clip_flat_shards(builder)
-    start = builder.last("zero_grad")
+    start = builder.last(ZERO_GRAD)
     builder.insert(start, builder.program.runs[start].segment.stop, *cleared)
     end = builder.last(OPTIMIZER)
     builder.insert(end, builder.program.runs[end].segment.stop, *gathers)

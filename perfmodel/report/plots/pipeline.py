@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.prediction.pipeline_ranks import (
-    OPTIMIZER,
     Computed,
     ComputedStep,
     bubble_share,
@@ -21,6 +20,7 @@ from perfmodel.report.plots import palette
 from perfmodel.report.plots.canvas import axes_or_new, file_words, save_figure
 from perfmodel.report.text.prediction import describe
 from perfmodel.scenario.stage_split import pipeline_of
+from perfmodel.trace.phases import OPTIMIZER
 from perfmodel.units import MS, format_seconds, format_share
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from perfmodel.program.program import COMPUTE, Insertion, Instruction, PhaseRun
 from perfmodel.simulate.memory.workspaces import Script, script_by_rule, uses_cublas, uses_cublaslt
 from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
+from perfmodel.trace.phases import BACKWARD
 from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, StorageKind, Trace
 
 
@@ -178,7 +179,7 @@ class ActionWriter:
         calls = np.flatnonzero(is_special)
         actions = Actions()
         done = 0
-        thread = "engine" if segment.phase == "backward" else "main"
+        thread = "engine" if segment.phase == BACKWARD else "main"
         for call, first in zip(calls.tolist(), np.searchsorted(position, calls).tolist(), strict=True):
             self._copy(actions, plain, done, first)
             done = first

@@ -17,6 +17,7 @@ from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import Instruction, PhaseRun, Program
 from perfmodel.program.sharding import in_dtype
 from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.phases import BACKWARD
 from perfmodel.trace.trace import EventKind
 
 
@@ -26,7 +27,7 @@ def kept_dtype(builder: ProgramBuilder, reduced: str | None) -> str | None:
     None stands for the one in which backward makes them, or for a step of one micro-batch. reduced: the dtype in which
     they are reduced; None for the one in which they are computed.
     """
-    backwards = sum(run.phase == "backward" for run in builder.program.runs)
+    backwards = sum(run.phase == BACKWARD for run in builder.program.runs)
     computed = {builder.trace.parameters[index].tensor.dtype for index in builder.gradients}
     return None if backwards == 1 or computed <= {reduced} else reduced
 

@@ -23,6 +23,7 @@ from perfmodel.program.builder import ProgramBuilder
 from perfmodel.program.program import BY_HOST, HOST, RECORD, WAIT, Instruction
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.phases import OPTIMIZER
 from perfmodel.trace.trace import EventKind, StorageKind
 from perfmodel.units import MIB
 
@@ -93,7 +94,7 @@ def _copy(tensor: TensorSpec, source: str, target: str) -> Operation:
 def step_on_host(builder: ProgramBuilder) -> None:
     """Put the optimizer's step over this rank's shards into its phase, as work of the host."""
     shards, call = builder.trace.optimized or (), host_calls.on_host(optimizer_prefix(builder.trace.workload))
-    number = builder.last("optimizer")
+    number = builder.last(OPTIMIZER)
     builder.insert(
         number,
         builder.program.runs[number].segment.stop,

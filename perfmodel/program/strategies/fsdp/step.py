@@ -37,6 +37,7 @@ from perfmodel.program.strategies.fsdp.operators import chunk_cat, foreach_copy,
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import optimizer_prefix
 from perfmodel.trace.operation import Operation, TensorSpec
+from perfmodel.trace.phases import BACKWARD, FORWARD, OPTIMIZER, ZERO_GRAD
 from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, gradient_storages
 
 COPY_IN, GATHER, SCATTER, REDUCE = 2, 3, 4, 5  # streams
@@ -55,12 +56,12 @@ def fsdp(builder: ProgramBuilder, scenario: Scenario) -> Program:
         builder.insert(insertion.run, insertion.event, *insertion.instructions)
     share_infinities(builder)
     clip_dtensors(builder)
-    add_dtensor_calls(builder, "zero_grad", "zero_grad")
+    add_dtensor_calls(builder, ZERO_GRAD, host_calls.ZERO_GRAD)
     if plan.offloads:
         step_on_host(builder)
     else:
-        add_dtensor_calls(builder, "optimizer", optimizer_prefix(trace.workload))
-        zero_grad = builder.last("zero_grad")
+        add_dtensor_calls(builder, OPTIMIZER, optimizer_prefix(trace.workload))
+        zero_grad = builder.last(ZERO_GRAD)
         freed = [each for group in plan.groups for each in _gradients_of(group)]
         cleared = (Instruction(EventKind.FREE, each, stream=SCATTER) for each in freed)
         builder.insert(zero_grad, program.runs[zero_grad].segment.stop, *cleared)
@@ -101,7 +102,7 @@ class _Step:
         self._gradients = Accumulation(builder, gradient_storages(builder.trace, events), kept_dtype)
         self._ready = set(events.a[events.kind == EventKind.GRAD_READY].tolist())  # parameters that take a gradient
         self._entered = set(events.a[events.kind == EventKind.BLOCK_ENTER].tolist())  # modules that backward comes to
-        self._last_backward = max((i for i, run in enumerate(runs) if run.phase == "backward"), default=-1)
+        self._last_backward = max((i for i, run in enumerate(runs) if run.phase == BACKWARD), default=-1)
         self._insertions: list[Insertion] = []
         self._gathers: dict[int, int] = {}  # by module, of those begun and not yet copied out: the mark of the end
         self._whole: set[int] = set()  # modules whose parameters are unsharded
@@ -114,9 +115,9 @@ class _Step:
 
     def insertions(self) -> list[Insertion]:
         for number, run in enumerate(self.runs):
-            if run.phase == "forward":
+            if run.phase == FORWARD:
                 self._forward(number, run)
-            elif run.phase == "backward":
+            elif run.phase == BACKWARD:
                 self._backward(number, run)
         return self._insertions
 
