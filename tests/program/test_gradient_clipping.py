@@ -1,4 +1,4 @@
-"""Clipping of parts of gradients: DTensors' against what torch issues, flat parts' in closed form."""
+"""Clipping of sharded gradients: DTensors' against what torch issues, flat shards' in closed form."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_zero1_unscales_all_gradients_and_steps_over_its_own(implementation: str
     for each in rank_programs(asked):
         trace = each.program.trace
         assert trace.optimized is not None
-        stepped = get_optimizer_trace(asked, tuple(part.tensor for part in trace.optimized))
+        stepped = get_optimizer_trace(asked, tuple(shard.tensor for shard in trace.optimized))
         assert operators(trace, "clip") == operators(alone, "clip")
         expected = [*everything[: read + 1], *operators(stepped, "optimizer"), everything[-1]]
         assert operators(trace, "optimizer") == expected
@@ -160,7 +160,7 @@ def test_a_gradient_scaler_leaves_nothing_behind(strategy: str, norm: float | No
     sections = {"precision": "amp-fp16", "optimizer": {"max_grad_norm": norm}}
     (each, *_) = rank_programs(tiny(strategy, 2, **sections))
     memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
-    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    ends = [int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")]
     assert {*ends[1:]} == {memory.steady.allocated_before_bytes} == {int(memory.allocated_bytes[0])}
 
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfmodel.errors import PerfModelError
 from perfmodel.program.ranks import optimizer_shares
 from perfmodel.program.sharding import shard_of
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.operation import TensorSpec, contiguous_stride
+from tests.refusals import refused
 
 SHAPES = [(64, 3), (17,), (33, 5), (40, 2, 2), (1000,), (12,)]
 
@@ -51,5 +51,5 @@ def test_a_million_ranks_cost_no_more_than_what_differs():
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_ranks_that_would_have_nothing_are_refused_at_once(strategy):
-    with pytest.raises(PerfModelError, match=r"parallelism\.dp must leave every rank a part"):
+    with refused("parallelism.dp", 10**6, strategy):
         optimizer_shares(scenario(10**6, strategy), trace(SHAPES))

@@ -12,8 +12,8 @@ from perfmodel.trace.trace import OPERATION_EVENTS, STORAGE_EVENTS, EventKind, S
 
 
 @pytest.fixture(scope="module")
-def parts() -> list[Trace]:
-    """The first part with its backward whole and split, and the last."""
+def stages() -> list[Trace]:
+    """The first stage with its backward whole and split, and the last."""
     scenario = Scenario.model_validate(
         {
             "model": {
@@ -32,8 +32,10 @@ def spelt(trace: Trace, events: StepEvents, start: int = 0, stop: int | None = N
     """Events with what they point to in place of numbers; storages by the order in which they first come."""
     order: dict[int, int] = {}
     found: list[tuple[object, ...]] = []
-    part = slice(start, stop)
-    for kind, a, b in zip(events.kind[part].tolist(), events.a[part].tolist(), events.b[part].tolist(), strict=True):
+    within = slice(start, stop)
+    for kind, a, b in zip(
+        events.kind[within].tolist(), events.a[within].tolist(), events.b[within].tolist(), strict=True
+    ):
         if kind in OPERATION_EVENTS:
             node = trace.nodes[b] if kind == EventKind.OP and b >= 0 else None
             found.append((kind, trace.operations[a], node))
@@ -50,18 +52,18 @@ def spelt(trace: Trace, events: StepEvents, start: int = 0, stop: int | None = N
     return found
 
 
-def test_each_does_what_it_did(parts: list[Trace]) -> None:
-    joined, made = join(parts, [0, 0, 2])
+def test_each_does_what_it_did(stages: list[Trace]) -> None:
+    joined, made = join(stages, [0, 0, 2])
     for name in ("first", "steady"):
         whole, start = getattr(joined, name), 0
         assert whole.segments == tuple(
             type(each)(each.phase, each.micro_batch, each.start + offset, each.stop + offset)
             for trace, offset in zip(
-                parts, np.cumsum([0, *(len(getattr(each, name).kind) for each in parts[:-1])]).tolist(), strict=True
+                stages, np.cumsum([0, *(len(getattr(each, name).kind) for each in stages[:-1])]).tolist(), strict=True
             )
             for each in getattr(trace, name).segments
         )
-        for trace, numbers in zip(parts, made, strict=True):
+        for trace, numbers in zip(stages, made, strict=True):
             events = getattr(trace, name)
             stop = start + len(events.kind)
             assert spelt(joined, whole, start, stop) == spelt(trace, events)
@@ -71,11 +73,11 @@ def test_each_does_what_it_did(parts: list[Trace]) -> None:
             start = stop
 
 
-def test_parts_share_nothing_and_ways_of_one_part_what_is_there_before_the_first_step(parts: list[Trace]) -> None:
-    joined, made = join(parts, [0, 0, 2])
+def test_stages_share_nothing_and_forms_of_one_stage_what_exists_before_the_first_step(stages: list[Trace]) -> None:
+    joined, made = join(stages, [0, 0, 2])
     there = [
         {int(numbers.storages[each.id]) for each in trace.persistent}
-        for trace, numbers in zip(parts, made, strict=True)
+        for trace, numbers in zip(stages, made, strict=True)
     ]
     assert there[0] == there[1]
     assert not there[0] & there[2]
@@ -84,12 +86,12 @@ def test_parts_share_nothing_and_ways_of_one_part_what_is_there_before_the_first
     own = [set(numbers.storages.tolist()) - held for numbers, held in zip(made, there, strict=True)]
     assert not own[0] & own[1]
     assert not (own[0] | own[1]) & own[2]
-    assert [each.name for each in joined.parameters] == [each.name for at in (0, 2) for each in parts[at].parameters]
+    assert [each.name for each in joined.parameters] == [each.name for at in (0, 2) for each in stages[at].parameters]
     assert {each.storage for each in joined.parameters} <= {each.id for each in joined.persistent}
     assert len(joined.operations) == len(set(joined.operations))
 
 
-def test_one_alone_stays_as_it_is(parts: list[Trace]) -> None:
-    joined, _ = join(parts[:1], [0])
-    assert spelt(joined, joined.steady) == spelt(parts[0], parts[0].steady)
-    assert (joined.parameters, joined.persistent) == (parts[0].parameters, parts[0].persistent)
+def test_one_alone_stays_as_it_is(stages: list[Trace]) -> None:
+    joined, _ = join(stages[:1], [0])
+    assert spelt(joined, joined.steady) == spelt(stages[0], stages[0].steady)
+    assert (joined.parameters, joined.persistent) == (stages[0].parameters, stages[0].persistent)

@@ -12,8 +12,8 @@ MUL = "aten.mul.Tensor(float32[8,8], float32[8,8])"
 
 
 def lists(count, same=()):
-    parts = (Y,) * count
-    return Operation("aten._foreach_addcmul_.Scalar", (parts, parts, parts, 0.5), same=same)
+    tensors = (Y,) * count
+    return Operation("aten._foreach_addcmul_.Scalar", (tensors, tensors, tensors, 0.5), same=same)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_clipping_of_parts_takes_the_place_of_that_of_all(are_dtensors: bool, pr
     scenario = load_scenario(ROOT / "scenarios" / "tiny-cpu.yaml", changed)
     trace = get_trace(scenario)
     tensors = [parameter.tensor for parameter in trace.parameters[::2]]
-    parts = OptimizerShare(are_dtensors, absent=3 if are_dtensors else 0, are_scaled=precision == "amp-fp16")
-    made = with_optimizer(trace, trace_optimizer(scenario, tensors, parts), [None] * len(tensors))
+    clipped = OptimizerShare(are_dtensors, absent=3 if are_dtensors else 0, are_scaled=precision == "amp-fp16")
+    made = with_optimizer(trace, trace_optimizer(scenario, tensors, clipped), [None] * len(tensors))
     for before, after in ((trace.first, made.first), (trace.steady, made.steady)):
         assert [segment.phase for segment in after.segments] == [segment.phase for segment in before.segments]
         assert [segment.start for segment in after.segments[1:]] == [segment.stop for segment in after.segments[:-1]]
@@ -85,4 +85,4 @@ def test_clipping_of_parts_takes_the_place_of_that_of_all(are_dtensors: bool, pr
             for kind, a in zip(after.kind, after.a, strict=True)
             if kind == EventKind.OP and made.operations[a].name == "aten.stack.default"
         )
-        assert len(stack.input_tensors()) == len(tensors) + parts.absent
+        assert len(stack.input_tensors()) == len(tensors) + clipped.absent

@@ -32,8 +32,8 @@ from tests.program.forms import spelt
 
 from . import executor
 
-FORWARD, BACKWARD, INPUT, WEIGHT, REST = range(5)  # operators of a part
-SIZES, READY = (100, 300), (1, 0)  # elements of a part's parameters; in which order their gradients are ready
+FORWARD, BACKWARD, INPUT, WEIGHT, REST = range(5)  # operators of a stage
+SIZES, READY = (100, 300), (1, 0)  # elements of a stage's parameters; in which order their gradients are ready
 LASTS = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
 HOST_S = 1e-7
 
@@ -52,7 +52,7 @@ def scenario(
     )
 
 
-def part(is_first: bool, is_last: bool, split: bool) -> Trace:
+def traced_stage(is_first: bool, is_last: bool, split: bool) -> Trace:
     """One operator a phase, and in a whole backward one more behind the gradient of each parameter."""
     phases: list[tuple[str, int, list[Any]]] = [("zero_grad", -1, [])]
     for micro_batch in range(2):
@@ -82,15 +82,15 @@ def part(is_first: bool, is_last: bool, split: bool) -> Trace:
 
 
 @pytest.fixture(autouse=True)
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def stages(monkeypatch: pytest.MonkeyPatch) -> None:
     def get_stage_trace(asked: Scenario, number: int, split: bool = False) -> Trace:
         section = asked.parallelism.pp
         assert section is not None
-        return part(number == 0, number == section.stages * section.virtual_stages - 1, split)
+        return traced_stage(number == 0, number == section.stages * section.virtual_stages - 1, split)
 
     def get_optimizer_trace(asked: Scenario, tensors: tuple[TensorSpec, ...]) -> Trace:
         step = step_events(("optimizer", -1, []))
-        return replace(part(True, True, False), operations=(), first=step, steady=step)
+        return replace(traced_stage(True, True, False), operations=(), first=step, steady=step)
 
     monkeypatch.setattr(programs, "get_stage_trace", get_stage_trace)
     monkeypatch.setattr(programs, "get_optimizer_trace", get_optimizer_trace)
@@ -208,7 +208,7 @@ def test_gradients_are_divided_where_there_are_several_micro_batches(micro_batch
 
 
 def test_the_host_is_taken_by_what_torch_adds_to_each_action() -> None:
-    """The first part's input has no gradient: the second half of its backward is a whole one."""
+    """The first stage's input has no gradient: the second half of its backward is a whole one."""
     of_first, of_last = pipeline_programs(scenario("interleaved-zero-bubble", 2, 2, 2), False)
     for program, first in ((of_first, "pp backward"), (of_last, "pp backward_weight")):
         columns = program.instructions
@@ -221,7 +221,7 @@ def test_the_host_is_taken_by_what_torch_adds_to_each_action() -> None:
 
 
 BACKWARDS = ["op1", "grad_ready 1", "op4", "grad_ready 0", "op4"]
-CAP_MB = 1200 / 2**20  # either parameter of a part has a bucket, the larger one, ready first, the first
+CAP_MB = 1200 / 2**20  # either parameter of a stage has a bucket, the larger one, ready first, the first
 
 
 def test_replicas_reduce_in_the_last_backward_what_is_ready() -> None:
@@ -292,7 +292,7 @@ def test_every_stage_is_reduced_once_over_its_own_communicator(
 
 
 def test_each_stage_of_a_rank_has_buckets_which_are_rebuilt_before_its_second_step_begins() -> None:
-    """Four parts of 1600 bytes and a buffer of 64, of which a rank has two: in the first step one bucket each, then two
+    """Four stages of 1600 bytes and a buffer of 64, of which a rank has two: in the first step one bucket each, then two
     each.
     """
     for program in pipeline_programs(scenario("interleaved-1f1b", 2, 4, 2, dp=2, bucket_cap_mb=CAP_MB), False):

@@ -72,15 +72,15 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_as_many_as_stages_are_ahead() ->
 def test_steady_steps_end_as_they_begin(schedule: str, virtual_stages: int) -> None:
     for program in pipeline_programs(scenario(schedule, 4, virtual_stages=virtual_stages), True):
         memory = simulate_memory(program, PROFILE)
-        steps = [columns.allocated_bytes for part, columns in memory.history if part == "steady"]
+        steps = [columns.allocated_bytes for step, columns in memory.history if step == "steady"]
         assert len(steps) >= 2
         assert steps[-1][-1] == steps[-2][-1]
         assert memory.fits
 
 
-def ends(memory: MemoryTimeline, part: str) -> int:
-    """Allocated bytes behind the last such part."""
-    return int([columns.allocated_bytes for each, columns in memory.history if each == part][-1][-1])
+def ends(memory: MemoryTimeline, step: str) -> int:
+    """Allocated bytes behind the last such step."""
+    return int([columns.allocated_bytes for each, columns in memory.history if each == step][-1][-1])
 
 
 @pytest.mark.parametrize(("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved-1f1b", 2)])
@@ -100,5 +100,5 @@ def test_replicas_hold_gradients_and_buckets_or_buckets_alone(schedule: str, vir
         assert ends(buckets, "rebuilding") - ends(plain, "steady") == pytest.approx(2 * held, abs=2 * slack)
         assert buckets.rebuild_step == views.rebuild_step == 2
         for memory in (buckets, views):
-            steps = [columns.allocated_bytes for part, columns in memory.history if part == "steady"]
+            steps = [columns.allocated_bytes for step, columns in memory.history if step == "steady"]
             assert steps[-1][-1] == steps[-2][-1]

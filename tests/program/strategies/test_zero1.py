@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch.distributed.optim.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfmodel.errors import PerfModelError
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.program import COLLECTIVE, WAIT
 from perfmodel.program.ranks import rank_programs
@@ -19,6 +18,7 @@ from perfmodel.scenario.scenario import Scenario
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import get_trace
 from perfmodel.trace.trace import EventKind, StorageKind
+from tests.refusals import refused
 
 
 def scenario(ranks: int, strategy: str = "zero1", **parallelism: object) -> Scenario:
@@ -135,5 +135,5 @@ def test_gradients_are_given_up_as_they_are_reduced_and_shards_of_them_stay() ->
 
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_a_rank_that_is_left_with_nothing_is_refused(strategy: str) -> None:
-    with pytest.raises(PerfModelError, match=rf"a part of the parameters with strategy {strategy} \(got 4096"):
+    with refused("parallelism.dp", 4096, strategy):
         rank_programs(scenario(4096, strategy))

@@ -31,7 +31,7 @@ def accumulating(policy: dict[str, str], micro_batches: int, strategy: str = "ze
 def test_steps_end_as_they_began(strategy: str, policy: dict[str, str], micro_batches: int) -> None:
     made = accumulating(policy, micro_batches, strategy)
     memory = simulate_memory(made, load_profile(find_profile("h200-sxm-x4")))
-    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    ends = [int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")]
     assert {*ends} == {memory.steady.allocated_before_bytes} == {int(memory.allocated_bytes[0])}
 
 

@@ -42,12 +42,12 @@ def test_the_optimizer_is_work_of_the_host_alone(name: str, implementation: str)
     made, columns = each.program, each.program.instructions
     in_optimizer = np.array([made.runs[run].phase == "optimizer" for run in columns.run])
     assert set(columns.kind[in_optimizer].tolist()) == {HOST}
-    parts = [shard_of(parameter.tensor, 2, 0) for parameter in made.trace.parameters]
+    shards = [shard_of(parameter.tensor, 2, 0) for parameter in made.trace.parameters]
     prefix = f"cpu optimizer {name} {implementation}"
     assert calls(made, "optimizer") == {
         prefix: 1.0,
-        f"{prefix} parameter": len(parts),
-        f"{prefix} MiB": pytest.approx(sum(part.bytes for part in parts) / MIB),
+        f"{prefix} parameter": len(shards),
+        f"{prefix} MiB": pytest.approx(sum(shard.bytes for shard in shards) / MIB),
     }
 
 
@@ -68,7 +68,7 @@ def test_each_parameter_is_copied_in_for_forward_and_backward_and_its_gradient_o
 
 
 def test_a_rank_copies_out_the_rows_that_it_has() -> None:
-    """Parts that are sent are padded; those of gradients that are kept are not."""
+    """Shards that are sent are padded; those of gradients that are kept are not."""
     for each in rank_programs(offloaded(3)):
         made, (rank, *_) = each.program, each.ranks
         copies = [operation for operation in made.extra_operations if operation.base_name == "_to_copy"]
@@ -99,7 +99,7 @@ def test_nothing_of_the_model_is_on_the_device_between_steps(options: dict[str, 
     held = {kind: int(memory.kind_bytes[kind][0]) for kind in StorageKind}
     for kind in (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE, StorageKind.ACTIVATION):
         assert held[kind] == 0
-    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    ends = [int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")]
     assert len(ends) >= 3
     assert {*ends} == {memory.steady.allocated_before_bytes}
     assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
@@ -108,9 +108,9 @@ def test_nothing_of_the_model_is_on_the_device_between_steps(options: dict[str, 
 def test_the_model_is_whole_on_the_device_until_it_is_wrapped() -> None:
     (each,) = rank_programs(offloaded(2))
     memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
-    (wrapping,) = (columns for part, columns in memory.history if part == "wrapping")
+    (wrapping,) = (columns for step, columns in memory.history if step == "wrapping")
     whole = rounded([parameter.tensor.bytes for parameter in each.program.trace.parameters])
-    (model, *_) = (columns for part, columns in memory.history if part == "model")
+    (model, *_) = (columns for step, columns in memory.history if step == "model")
     before, after = int(model.allocated_bytes[-1]), int(wrapping.allocated_bytes[-1])
     assert before - after == whole
     assert wrapping.allocated_bytes.max() > before

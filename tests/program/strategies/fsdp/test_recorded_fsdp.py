@@ -11,8 +11,8 @@ import torch
 from tests.program.strategies.fsdp.fsdp_recorder import COMPUTE, Record
 from tests.program.strategies.fsdp.recorded_fsdp import ROOT, Variant, record_steps
 
-BLOCK_BYTES = 688  # 4 ranks x 4 bytes x (3 x 6 + 3 + 2 x 10 + 2) elements: 10 and 6 rows in parts of 3 and 2
-ROOT_BYTES = 624  # 4 ranks x 4 bytes x (3 x 6 + 3 x 6 + 3) elements: 11 rows in parts of 3
+BLOCK_BYTES = 688  # 4 ranks x 4 bytes x (3 x 6 + 3 + 2 x 10 + 2) elements: 10 and 6 rows in shards of 3 and 2
+ROOT_BYTES = 624  # 4 ranks x 4 bytes x (3 x 6 + 3 x 6 + 3) elements: 11 rows in shards of 3
 PARAMETERS = 15  # three blocks of four, and the root's three
 FORWARD = ["gather root", "gather blocks.0", "gather blocks.1", "gather blocks.2"]
 BACKWARD = [
@@ -67,7 +67,7 @@ def _places(records: list[Record], fields: dict[str, object]) -> Iterator[int]:
 
 
 def compute_of(records: list[Record], module: str, phase: str) -> list[int]:
-    """Where the operators of a module and its parts are."""
+    """Where the operators of a module and its children are."""
     return [i for i in places(records, kind="op", phase=phase) if (records[i].module or "").startswith(module)]
 
 

@@ -120,7 +120,11 @@ OFFLOADED: list[dict[str, Any]] = [
     {"offload": True, "replicas": 2, "ranks": 8, "rank": 5, "param_dtype": torch.bfloat16},
     {"offload": True, "replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
     {"offload": True, "reshard_after_forward": 2},
-    {"offload": True, "reshard_after_forward": 2, "param_dtype": torch.bfloat16},  # whose parts are not cast again
+    {
+        "offload": True,
+        "reshard_after_forward": 2,
+        "param_dtype": torch.bfloat16,
+    },  # whose shards are not cast a second time
     {"offload": True, "forward_prefetch": 2, "backward_prefetch": 2, "blocks": 5},
     {"offload": True, "checkpoint": "inside", "tied": True},
     {"offload": True, "frozen": ("embedding", "blocks.0.up"), "micro_batches": 2},
@@ -158,7 +162,7 @@ def test_every_ranks_parts_are_torchs(ranks: int) -> None:
         assert optimized is not None
         (steps,) = (row for row in recorded(variant)[1] if row.name == "_foreach_sqrt")
         shapes = [re.findall(r"\d+", text.removeprefix("float32")) for text in steps.inputs]
-        assert [[str(size) for size in part.tensor.shape] for part in optimized] == [
+        assert [[str(size) for size in shard.tensor.shape] for shard in optimized] == [
             shape for shape in shapes if "0" not in shape
         ]
 
@@ -182,7 +186,7 @@ def test_between_steps_only_parts_are_held(strategy: str, ranks: int) -> None:
         trace, memory = each.program.trace, simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
         shards = [padded_shard_of(parameter.tensor, ranks).bytes for parameter in trace.parameters]
         assert trace.optimized is not None
-        states = 2 * rounded([part.tensor.bytes for part in trace.optimized])
+        states = 2 * rounded([shard.tensor.bytes for shard in trace.optimized])
         groups: dict[str, int] = {}
         for parameter, size in zip(trace.parameters, shards, strict=True):
             block = re.match(r"layers\.\d+", parameter.name)
@@ -207,7 +211,7 @@ def test_a_policy_keeps_shards_states_and_gradients_whole_and_computes_in_half()
     sizes = [[each.size_bytes for each in made.program.collectives] for made in (plain, half)]
     assert sizes[0] == [2 * size for size in sizes[1]]
     assert {each.dtype for each in half.program.collectives} == {"bfloat16"}
-    assert {part.tensor.dtype for part in half.program.trace.optimized or ()} == {"float32"}
+    assert {shard.tensor.dtype for shard in half.program.trace.optimized or ()} == {"float32"}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -217,7 +221,7 @@ def test_steps_end_as_they_began(strategy: str, checkpointing: str, accumulation
     training = {"gradient_accumulation": accumulation, "activation_checkpointing": checkpointing}
     (each,) = rank_programs(tiny(strategy, 4, training=training))
     memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
-    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    ends = [int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")]
     assert len(ends) >= 3
     assert {*ends} == {memory.steady.allocated_before_bytes} == {int(memory.allocated_bytes[0])}
     assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
@@ -240,7 +244,7 @@ def test_steps_of_every_kind_end_as_they_began(options: dict[str, Any], accumula
     asked = tiny("zero3", 4, parallelism=section, training={"gradient_accumulation": accumulation})
     (each,) = rank_programs(asked)
     memory = simulate_memory(each.program, load_profile(find_profile("h200-sxm-x4")))
-    ends = [int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")]
+    ends = [int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")]
     assert len(ends) >= 3
     assert {*ends} == {memory.steady.allocated_before_bytes}
     assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
@@ -252,5 +256,5 @@ def test_parts_that_no_backward_comes_for_are_replaced_by_the_next_forward_s() -
     made, torchs_lines = program(variant), torchs(recorded(variant)[1], "forward", "backward")
     assert sorted(ours(made, "forward", "backward")) == sorted(torchs_lines)
     memory = simulate_memory(made, load_profile(find_profile("h200-sxm-x4")))
-    before = {int(columns.allocated_bytes[-1]) for part, columns in memory.history if part in ("first", "steady")}
+    before = {int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")}
     assert before == {memory.steady.allocated_before_bytes}
