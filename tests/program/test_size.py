@@ -36,7 +36,7 @@ def test_a_repeated_segment_counts_as_often_as_it_runs():
 
 
 def test_many_micro_batches_are_refused_before_they_are_simulated(monkeypatch):
-    monkeypatch.setattr("perfmodel.prediction.predict.costed_ranks", None)
+    monkeypatch.setattr("perfmodel.prediction.simulated_step.costed_ranks", None)
     monkeypatch.setattr(size, "MOST_OPERATORS", 4_000_000)
     text = refusal("bert-large-accumulation", "training.gradient_accumulation=1024")
     assert "at most 4,000,000 operators" in text and "fewer micro-batches" in text
