@@ -1,4 +1,4 @@
-"""What a prediction would have chosen among measured configurations, and what that choice costs.
+"""Choices that a prediction would have made among measured configurations, and what they cost.
 
 Measurements that differ in one setting alone are one choice: buckets of several sizes, or several strategies.
 """

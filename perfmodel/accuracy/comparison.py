@@ -1,4 +1,4 @@
-"""The verb `compare`: every measurement in a folder, predicted again with today's model."""
+"""Predictions of every measurement in a folder, with today's model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predict_measured(
     allow_import: bool = False,
 ) -> Iterator[Pair]:
     """Predict each measurement below ``directory``, with and without kernel times measured for scenarios, and at the
-    host speed measured beside its steps.
+    host speed that was measured between its steps.
 
     Parameters
     ----------
@@ -95,9 +95,16 @@ def _told_apart(directory: Path, paths: list[Path]) -> list[Measurement]:
 def predict_measurements(
     measurements: Iterable[Measurement], *, allow_import: bool = False, folder: Path | None = None
 ) -> list[Pair]:
-    """The same for measurements at hand.
+    """Predict measurements that are at hand.
 
-    folder: where models of the scenarios' own are looked for first.
+    Parameters
+    ----------
+    measurements : iterable of Measurement
+        The measurements.
+    allow_import : bool
+        As in :func:`perfmodel.prediction.predict.predict`.
+    folder : Path, optional
+        Where models of the scenarios' own are looked for first.
 
     Raises
     ------
@@ -126,9 +133,9 @@ def _pair(
 
 
 def _for_cards(prediction: Prediction) -> Prediction:
-    """Without what takes most of the memory and no card or picture of measurements shows: hundreds are held at once.
+    """Drop what takes most of the memory and no card or picture of measurements shows: hundreds are held at once.
 
-    Columns of programs are worked out again where they are asked for.
+    Columns of programs are computed once more when they are asked for.
     """
 
     def without_history(memory: MemoryTimeline) -> MemoryTimeline:

@@ -1,4 +1,4 @@
-"""What sections of a Markdown report are made of."""
+"""Elements of a Markdown report."""
 
 from __future__ import annotations
 

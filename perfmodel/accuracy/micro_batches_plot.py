@@ -73,7 +73,7 @@ def plot_memory(choice: Choice, ax: Axes | None = None) -> Axes:
 
 
 def _values(choice: Choice, side: str, quantity: str) -> dict[int, float]:
-    """By number of micro-batches, ascending."""
+    """Return the cases by number of micro-batches, ascending."""
     known: dict[int, Mapping[str, float]] = {int(at): getattr(case, side) for at, case in choice.cases.items()}
     return {at: values[quantity] for at, values in sorted(known.items()) if quantity in values}
 
@@ -85,8 +85,8 @@ def _draw(choice: Choice, sides: Mapping[str, Mapping[int, float]], ax: Axes | N
         ax.plot(at, heights, color=SIDES[side], label=side, **SIDE_STYLES[side])
         for x, y in values.items():
             highest = max((other for other in sides if x in sides[other]), key=lambda other: sides[other][x])
-            beside = (0, ABOVE_POINTS if side == highest else BELOW_POINTS)
-            ax.annotate(f"{y:.4g}", (x, y), beside, textcoords="offset points", ha="center", color=SIDES[side])
+            offset = (0, ABOVE_POINTS if side == highest else BELOW_POINTS)
+            ax.annotate(f"{y:.4g}", (x, y), offset, textcoords="offset points", ha="center", color=SIDES[side])
     counts = sorted(((int(at), case) for at, case in choice.cases.items()), key=lambda each: each[0])
     ax.set_xscale("log")
     ax.set_xticks([at for at, _ in counts], [_tick(at, case) for at, case in counts])

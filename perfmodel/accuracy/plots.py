@@ -31,8 +31,8 @@ PICTURES = {
 
 
 def save_accuracy_plots(card: Card, directory: Path) -> list[Path]:
-    """For each quantity of the card, write predicted against measured, and errors by class; then a picture of each
-    group of strategies.
+    """Write for each quantity of the card predicted against measured, and errors by class; then a picture of each group
+    of strategies.
     """
     saved = []
     for quantity, (title, _, _) in PICTURES.items():
@@ -155,7 +155,7 @@ def _error_axis(ax: Axes, farthest: float, quantity: str) -> None:
 
 
 def layout_words(case: CardCase) -> str:
-    """How the case is spread over GPUs, one of :data:`~perfmodel.report.plots.palette.LAYOUTS`."""
+    """Return how the case is spread over GPUs, one of :data:`~perfmodel.report.plots.palette.LAYOUTS`."""
     if MICRO_BATCHES in case.settings:
         return "pipeline"
     if case.layout is None or not case.layout.place:

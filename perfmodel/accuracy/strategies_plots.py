@@ -1,4 +1,4 @@
-"""Pictures of strategies side by side: step time, exposed communication and memory, predicted beside measured."""
+"""Pictures of strategies side by side: step time, exposed communication and memory, predicted and measured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _save(group: StrategyGroup, path: Path) -> Path:
     draw: list[Callable[[Axes], Axes]] = [draw_first]
     draw += [partial(plot_strategies, group, each, named=False) for each in others]
     title = f"{group.name} on {group.place} ({', '.join(group.profiles)})\n{_explained(group)}".rstrip()
-    return save_figure(path, title, (18, 3.6 + 0.8 * len(group.cases)), draw, beside=True)
+    return save_figure(path, title, (18, 3.6 + 0.8 * len(group.cases)), draw, side_by_side=True)
 
 
 def _explained(group: StrategyGroup) -> str:

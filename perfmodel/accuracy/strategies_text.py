@@ -1,4 +1,4 @@
-"""What the accuracy card says of strategies: are they predicted in the order in which they were measured?"""
+"""The section of the accuracy card on strategies: are they predicted in the order in which they were measured?"""
 
 from __future__ import annotations
 

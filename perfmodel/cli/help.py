@@ -1,4 +1,4 @@
-"""What ``--help`` teaches besides options: examples that run as they stand, and the names that a command knows.
+"""Help beyond options: examples that run as they stand, and the names that a command knows.
 
 Names are read from where they are defined, and only when help is shown.
 """
@@ -18,8 +18,14 @@ Names = Callable[[], Iterable[str]]
 
 @dataclass(frozen=True)
 class Taught:
-    """examples: command lines without ``perfmodel``, to be run where scenarios/ is. names: what may be given, by the
-    key or option that takes it.
+    """Additions to the help of one command.
+
+    Attributes
+    ----------
+    examples : tuple of str
+        Command lines without ``perfmodel``, to be run in the folder that holds scenarios/.
+    names : mapping
+        Known names by the key or option that takes them.
     """
 
     examples: tuple[str, ...] = ()
@@ -42,7 +48,7 @@ class TaughtCommand(click.Command):
 
 
 class TaughtGroup(click.Group):
-    """A group of such commands."""
+    """A group of commands whose help ends with names and examples."""
 
     command_class = TaughtCommand
 
@@ -51,21 +57,21 @@ class TaughtGroup(click.Group):
 
 
 def _paragraph(key: str, text: str, formatter: click.HelpFormatter) -> str:
-    """Names are broken at blanks alone, so that they can be copied."""
+    """Fill a paragraph whose names are broken at blanks alone, so that they can be copied."""
     first, rest = " " * formatter.current_indent, " " * (formatter.current_indent + 4)
     width = min(formatter.width, 100)
     return fill(f"{key}: {text}", width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) + "\n"
 
 
 def profiles() -> list[str]:
-    """The shipped ones."""
+    """Return the shipped profiles."""
     from perfmodel.hardware.profile import catalog_names
 
     return [*catalog_names(), "or a .json file"]
 
 
 def interconnects() -> list[str]:
-    """Those that the shipped profiles have."""
+    """Return the interconnects that the shipped profiles have."""
     from perfmodel.hardware.profile import CATALOG
 
     found = (json.loads(path.read_bytes()).get("interconnects", {}) for path in CATALOG.glob("*.json"))
@@ -73,14 +79,14 @@ def interconnects() -> list[str]:
 
 
 def families() -> list[str]:
-    """Each with its sizes."""
+    """Return the families of models, each with its sizes."""
     from perfmodel.scenario.families import FAMILIES
 
     return [f"{name} ({', '.join(family.sizes)})" if family.sizes else name for name, family in FAMILIES.items()]
 
 
 def named(section: str, key: str) -> Names:
-    """The values of a key of a scenario's section that are named in its schema; ``""`` is the scenario itself."""
+    """Return the named values of a key of a scenario's section; ``""`` is the scenario itself."""
 
     def known() -> list[str]:
         from perfmodel.scenario import scenario
@@ -110,14 +116,14 @@ SCENARIO_NAMES: dict[str, Names] = {
 
 
 def made_interconnects() -> Iterable[str]:
-    """Those that calibrate makes on a machine."""
+    """Return the interconnects that calibrate makes on a machine."""
     from calibrate.this_machine.wirings import INTERCONNECTS
 
     return INTERCONNECTS
 
 
 def stages() -> Iterable[str]:
-    """Of the general calibration."""
+    """Return the stages of the general calibration."""
     from calibrate.kernels import grid_cuda
     from calibrate.stage_names import OTHER_STAGES
 
@@ -125,21 +131,21 @@ def stages() -> Iterable[str]:
 
 
 def interconnect_stages() -> Iterable[str]:
-    """Of the calibration of an interconnect."""
+    """Return the stages of the calibration of an interconnect."""
     from calibrate.stage_names import GENERAL
 
     return GENERAL
 
 
 def kinds_of_files() -> Iterable[str]:
-    """Those that have a schema."""
+    """Return the kinds of files that have a schema."""
     from perfmodel.report.json_schema import MODELS
 
     return MODELS
 
 
 def gpus() -> list[str]:
-    """Those whose datasheets are known."""
+    """Return the GPUs whose datasheets are known."""
     from perfmodel.hardware.datasheets import DATASHEETS
 
     return [" ".join(words) for words, _ in DATASHEETS]

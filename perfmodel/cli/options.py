@@ -1,4 +1,4 @@
-"""What the commands of the command line share: how they fail, what they are asked, how they print."""
+"""Options, endings and messages that commands share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,19 @@ ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 class OneLineErrors(TaughtGroup):
-    """Every way to end: what a user can mend is one line on stderr and exit code 1, a wrong option is click's usage and
-    2, Ctrl-C one line and 130, SIGTERM one line and 143, a reader that has gone nothing and 141. Anything else keeps
-    its traceback.
+    """A command group that ends in one of a few ways.
+
+    =====================================  =========================  =========
+    cause                                  standard error             exit code
+    =====================================  =========================  =========
+    an error that a user can correct       one line                   1
+    a wrong option                         click's usage              2
+    Ctrl-C                                 one line                   130
+    SIGTERM                                one line                   143
+    a reader that has gone                 nothing                    141
+    =====================================  =========================  =========
+
+    Any other exception keeps its traceback.
     """
 
     group_class = TaughtGroup
@@ -39,7 +49,7 @@ class OneLineErrors(TaughtGroup):
         sys.exit(code)
 
     def _ending(self, *args: Any, **extra: Any) -> tuple[str, int]:
-        """What is left to be said after the command, and its exit code."""
+        """Run the command; return the text that is still to be printed, and the exit code."""
         try:
             with safe_stdout():
                 return "", super().main(*args, **extra | {"standalone_mode": False}) or 0  # that of --help
@@ -79,7 +89,7 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 
 def question_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every command that reads a scenario."""
+    """Add the options of every command that reads a scenario."""
     command = click.option(
         "--allow-import",
         is_flag=True,
@@ -134,14 +144,14 @@ def sweep_command(
 
 
 def wrote(paths: list[Path], of: str = "") -> None:
-    """Name on stderr the files that were written. of: whose they are, to follow the names."""
+    """Name on stderr the files that were written, each followed by ``of``."""
     for path in paths:
         write(f"wrote {' '.join(str(path).splitlines())}{of}\n", to_stderr=True)
 
 
 @contextmanager
 def torch_needed(command: str) -> Iterator[None]:
-    """Around the imports of commands that run models."""
+    """Turn a missing package into a sentence, around the imports of commands that run models."""
     try:
         yield
     except ModuleNotFoundError as error:

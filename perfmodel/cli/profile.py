@@ -19,7 +19,7 @@ def profile() -> None:
 @profile.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """What the profile NAME (of the catalog, or a file) knows, and how well its fitted curves hold."""
+    """Show what the profile NAME (of the catalog, or a file) knows, and how well its fitted curves hold."""
     from perfmodel.hardware.profile import load_profile
     from perfmodel.report.text.profile import profile_report
 

@@ -18,7 +18,15 @@ PREDICTED_BY = "predictedBy"  # the key that tells perfmodel's own traces from t
 
 
 class FileKind(NamedTuple):
-    """name: what a user calls such a file, with its article. matches: whether a file that begins so is one."""
+    """A kind of file that perfmodel writes.
+
+    Attributes
+    ----------
+    name : str
+        What a user calls such a file, with its article.
+    matches : callable
+        Returns whether a file with this beginning is one.
+    """
 
     name: str
     matches: Callable[[bytes], bool]
@@ -62,7 +70,7 @@ def _has(*wanted: str) -> Callable[[bytes], bool]:
 
 
 def _begins_with(key: str) -> Callable[[bytes], bool]:
-    """Of files whose first value may be longer than the head."""
+    """Match files whose first value may be longer than the head."""
     return lambda head: top_level_keys(head)[:1] == [key]
 
 
@@ -81,7 +89,7 @@ def _is_recorded_trace(head: bytes) -> bool:
 
 
 def _is_picture(head: bytes) -> bool:
-    """Of pictures in PNG only those that say so: in vector formats that stands too far behind the beginning."""
+    """Match pictures; of PNG only those that say so, as vector formats say it too far behind the beginning."""
     if head.startswith(PNG):
         return PNG_MARK in head
     return head.startswith((b"%PDF-", b"<svg")) or (head.startswith(b"<?xml") and b"<svg" in head)
@@ -118,7 +126,7 @@ KINDS = (
 
 
 def described(head: bytes) -> str:
-    """What a file that begins so is, in a few words.
+    """Describe a file with this beginning in a few words.
 
     >>> described(b"name: gpt2.7b\\nmodel:")
     "a file that begins with 'name: gpt2.7b'"

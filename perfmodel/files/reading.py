@@ -69,7 +69,7 @@ def read_bytes(
 
 
 def regular_file(path: Path, what: str, remedy: str) -> os.stat_result:
-    """What the system says of a regular file, or of the one that a link leads to; nothing is opened.
+    """Return what the system says of a regular file, or of the one that a link leads to; nothing is opened.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def _parsed(path: Path, content: bytes, what: str, remedy: str) -> Any:
 
 
 def _keys_of_finite(data: dict[str, Any]) -> int | None:
-    """How many keys all objects in it have together; None if a number is not finite."""
+    """Count the keys that all objects in it have together; None if a number is not finite."""
     count = 0
     waiting: list[Any] = [data]
     while waiting:
@@ -194,8 +194,10 @@ def _keys_of_finite(data: dict[str, Any]) -> int | None:
 
 
 def _may_repeat(content: bytes, keys: int) -> bool:
-    """Whether JSON of which parsing kept ``keys`` may give one twice: never where as many quotes have a colon right
-    after them, as each key has that perfmodel writes, and no other quote has one after a space.
+    """Return whether JSON, of which parsing kept ``keys`` keys, may give one twice.
+
+    It never does if as many quotes have a colon right after them, as each key has that perfmodel writes, and no other
+    quote has one after a space.
     """
     return content.count(b'":') != keys or re.search(rb'"[ \t\r\n]+:', content) is not None
 

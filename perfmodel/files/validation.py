@@ -1,4 +1,4 @@
-"""What pydantic refuses, as the one sentence a user reads."""
+"""Refusals of pydantic as the one sentence that a user reads."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _sentence_of_missing(first: ErrorDetails, path: list[str | int], remedy: str
 
 
 def _sentence_of_key(first: ErrorDetails, path: list[str | int], model: type[BaseModel], kind: str) -> str | None:
-    """Of a key that is unknown or no string."""
+    """Write the sentence on a key that is unknown or no string; None for other errors."""
     owner, got = ".".join(map(str, path[:-1])) or f"a {kind}", f"(got {shortened(first['input'])})"
     if first["type"] == "extra_forbidden":
         known = did_you_mean(str(path[-1]), _section_at(model, path[:-1]).model_fields)
@@ -111,25 +111,25 @@ def _sentence_of_section(first: ErrorDetails, key: str, remedy: str) -> str | No
 
 
 def _sentence_of_value(first: ErrorDetails, same: list[ErrorDetails], key: str, remedy: str) -> str:
-    """same: everything that is said of this value, which may be of several types."""
+    """Write the sentence on a value that may be of several types; ``same`` are all errors about it."""
     got = f"(got {shortened(first['input'])})"
     if first["type"] == "literal_error":
         expected = _quoted(first["ctx"]["expected"])
         if len(same) == 1 or get_close_matches(str(first["input"]), expected, n=1):
             return f"{key} must be {first['ctx']['expected']} {got}. {did_you_mean(str(first['input']), expected)}"
-    alike = [first, *(each for each in same if _is_of_type(each))] if _is_of_type(first) else [first]
-    rules = dict.fromkeys(map(_rule, alike))
+    of_types = [first, *(each for each in same if _is_of_type(each))] if _is_of_type(first) else [first]
+    rules = dict.fromkeys(map(_rule, of_types))
     rule = " or ".join(rule if place == 0 else rule.removeprefix("be ") for place, rule in enumerate(rules))
     return f"{key} must {rule} {got}. {remedy}"
 
 
 def _is_of_type(details: ErrorDetails) -> bool:
-    """Whether the value is of a wrong type or none of some choices, not of the right type and out of range."""
+    """Return whether the value is of a wrong type or none of some choices, as against out of range."""
     return details["type"].endswith(("_type", "_parsing", "literal_error", "int_from_float"))
 
 
 def _rule(details: ErrorDetails) -> str:
-    """What pydantic asks for, so as to follow ``must``."""
+    """Return what pydantic asks for, so as to follow ``must``."""
     rule = RULES.get(details["type"].removesuffix("_type").removesuffix("_parsing"), "")
     if rule:
         return rule
@@ -139,7 +139,7 @@ def _rule(details: ErrorDetails) -> str:
 
 
 def shortened(value: object) -> str:
-    """As it is written, cut to fit a message."""
+    """Write a value as Python does, cut to fit a message."""
     text = str(value) if isinstance(value, date) else repr(value)
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 

@@ -96,7 +96,7 @@ def _try_folder(folder: Path) -> None:
 
 @contextmanager
 def failures_in_one_sentence(path: Path) -> Iterator[None]:
-    """What the system refuses inside is a sentence that begins with ``path``, the file that was to be written."""
+    """Turn what the system refuses inside into a sentence that begins with ``path``, the file to be written."""
     try:
         yield
     except OSError as error:

@@ -22,26 +22,43 @@ REPORT_VERSION = 2
 
 
 def json_report(prediction: Prediction, fitting: Fitting | None = None) -> dict[str, Any]:
-    """Everything that `perfmodel predict --json` prints.
+    """Return everything that `perfmodel predict --json` prints.
 
-    ``mfu`` is null where the profile has no datasheet peak; ``clock`` where the power limit leaves the device its full
-    one: else it holds both, and how many times as long kinds of kernels take, which all times contain. ``memory`` and
-    ``fits`` are null where memory is not predicted (a CPU). The rest of ``memory`` is of the rank that takes most
-    (``rank``; null where all take the same); ``memory.ranks`` has one entry for each distinct rank, ``first_step``
-    creates the optimizer states, ``rebuild_step`` is that in which DDP rebuilds its buckets (``step``, counted from 1)
-    and what it may reach (null where nothing is rebuilt). Where it does not fit, these peaks are those reached before;
-    ``out_of_memory`` says how large the smallest device memory is in which it fits (``needed_bytes``), how much of that
-    is missing, what a device without a limit would have in use (``unlimited_bytes``), and which request is refused:
-    ``step`` (from 1; 0 while the model is built), ``phase``, ``operator``, what it ``holds``. ``retries`` of the
-    allocator are of all steps until then, ``step_retries`` of each later step, whose
-    time is predicted without them. ``what_fits`` is ``fitting``: what the device has in use beside activations
-    (``fixed_bytes``), and settings with what they need (null where no trace of them is at hand); null where the step
-    fits. ``pipeline`` is null without one; its ``blocks`` are the
-    repeated blocks of each stage, its ``bubble_share`` is over all ``ranks``, of which ``breakdown`` and ``kernels``
-    are of ``shown_rank``. ``provenance`` holds shares of kernels' time by source (``exact`` keys, fitted ``curve``,
-    ``extrapolated`` beyond a curve's shapes, ``estimated`` without a measurement of the kind, ``roofline``), what of it
-    all, before scaling, follows changed values of the datasheet (``scaled``), those of ``collectives``, and
-    ``assumptions`` in words.
+    Parameters
+    ----------
+    prediction : Prediction
+        The answer.
+    fitting : Fitting, optional
+        What is known about settings with which the step would fit.
+
+    Notes
+    -----
+    ``mfu``
+        null if the profile has no datasheet peak.
+    ``clock``
+        null at full clock; otherwise both clocks, and how many times as long kinds of kernels take, which all times
+        contain.
+    ``memory``, ``fits``
+        null if memory is not predicted (on a CPU). Keys of ``memory`` are of the rank that needs most (``rank``; null
+        if all need the same). ``ranks`` has one entry for each distinct rank, ``first_step`` creates the optimizer
+        states, and ``rebuild_step`` is the step in which DDP rebuilds its buckets (``step``, counted from 1) and what
+        it may reach (null if nothing is rebuilt). If the step does not fit, these peaks are those reached before.
+    ``memory.out_of_memory``
+        The smallest device memory in which the step fits (``needed_bytes``), how much of that is missing, what a device
+        without a limit would have in use (``unlimited_bytes``), and which request is refused: ``step`` (from 1; 0 while
+        the model is built), ``phase``, ``operator``, and what it ``holds``.
+    ``memory.retries``, ``memory.step_retries``
+        Allocator retries of all steps until then, and of each later step, whose time is predicted without them.
+    ``what_fits``
+        The fitting: what the device has in use apart from activations (``fixed_bytes``), and settings with what they
+        need (null if their trace is not stored); null if the step fits.
+    ``pipeline``
+        null without a pipeline; its ``blocks`` are the repeated blocks of each stage, and its ``bubble_share`` is over
+        all ``ranks``. ``breakdown`` and ``kernels`` are of ``shown_rank``.
+    ``provenance``
+        Shares of kernels' time by source (``exact`` keys, fitted ``curve``, ``extrapolated`` beyond a curve's shapes,
+        ``estimated`` without a measurement of the kind, ``roofline``), the share of it, before scaling, that follows
+        changed values of the datasheet (``scaled``), shares of ``collectives``, and ``assumptions`` in words.
     """
     memory = prediction.largest_memory
     return {

@@ -1,4 +1,4 @@
-"""The operators of a predicted step by their index in the trace: what they are called, what they cost."""
+"""Operators of a predicted step, by their index in the trace: their names and their costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def profiler_name(operation: Operation) -> str:
 
 
 def use_by_operation(prediction: Prediction) -> dict[int, KernelUse]:
-    """For each operation that the step launches on any stream, its kernel key with what that costs."""
+    """Return the kernel key and its cost for each operation that the step launches on any stream."""
     by_key = {use.key: use for use in prediction.kernels}
     operations, timeline = prediction.program.operations, prediction.timeline
     tf32 = prediction.scenario.matmul_tf32

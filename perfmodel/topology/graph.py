@@ -25,13 +25,13 @@ MOST_LINKS = 18  # NVLinks of any GPU so far
 
 
 class Rate(NamedTuple):
-    """Of one direction, and where it is from; of a link assumed to be wide enough there is no number."""
+    """Rate of one direction of a link, and its source; without a number if the link is assumed to be wide enough."""
 
     bytes_per_s: float | None
     source: str
 
     def times(self, links: int) -> Rate:
-        """Of a bond of so many."""
+        """Return the rate of a bond of that many links."""
         return self._replace(bytes_per_s=None if self.bytes_per_s is None else links * self.bytes_per_s)
 
 
@@ -39,7 +39,15 @@ ASSUMED = Rate(None, "assumed")
 
 
 class Rates(NamedTuple):
-    """What is known of a machine's links. nvlink: of one link, of which a GPU has ``links``. nic: of one NIC."""
+    """Rates of a machine's links, as far as they are known.
+
+    Attributes
+    ----------
+    links : int or None
+        NVLinks of a GPU.
+    nvlink, pcie, nic, smp : Rate or None
+        Rates of one NVLink, of PCIe, of one NIC, and of the link between processors.
+    """
 
     links: int | None = None
     nvlink: Rate | None = None
@@ -63,7 +71,7 @@ GENERATIONS = {
 
 
 def rates_of(gpu: str, compute_capability: tuple[int, int] | None = None) -> Rates:
-    """What datasheets promise the links of a GPU, by its name or else its generation; nothing for others.
+    """Return the datasheet's rates of a GPU's links, by its name or else its generation; nothing for other GPUs.
 
     >>> rates_of("NVIDIA H200").nvlink
     Rate(bytes_per_s=25000000000.0, source='datasheet')
@@ -157,7 +165,7 @@ def _add_nvlinks(build: Builder, matrix: Matrix, rates: Rates) -> None:
 
 
 def _add_pcie(build: Builder, matrix: Matrix, rates: Rates) -> None:
-    """From the devices upwards: whoever is joined at a level shares that level's vertex."""
+    """Add PCIe from the devices upwards: devices that are joined at a level share that level's vertex."""
     root = build.vertex("node0", "node")
     one_switch, switches, bridges = (_joined(matrix, code) for code in ("PIX", "PXB", "PHB"))
     groups = _by_numa(_joined(matrix, "NODE"), matrix)
@@ -195,7 +203,7 @@ def _hang(build: Builder, bridge: str, parts: list[list[str]], rates: Rates) -> 
 
 
 def _common(affinity: dict[str, str | None], devices: frozenset[str]) -> str | None:
-    """What all of the devices of which it is known have."""
+    """Return what all devices have in common, among those for which it is known."""
     found = {affinity[device] for device in devices} - {None}
     return found.pop() if len(found) == 1 else None
 
@@ -228,7 +236,9 @@ def _by_numa(groups: list[frozenset[str]], matrix: Matrix) -> list[frozenset[str
 
 
 def code_between(graph: nx.Graph, a: str, b: str) -> str:
-    """What the matrix says of two devices of one machine: NVLinks if they have a bond, else the way over PCIe."""
+    """Return the code of the matrix for two devices of one machine: NVLinks if they have a bond, else the path over
+    PCIe.
+    """
     import networkx as nx
 
     hubs = [hub for hub in nx.common_neighbors(graph, a, b) if graph.nodes[hub]["kind"] == "nvswitch"]

@@ -24,9 +24,20 @@ _GPU = re.compile(r"GPU\d+")
 
 
 class Matrix(NamedTuple):
-    """codes: by pair of devices, in both orders. Affinities by device, as printed, None where blank or N/A.
+    """A matrix that ``nvidia-smi topo -m`` printed.
 
-    devices: GPUs and NICs in printed order. nic_names: of the legend (``NIC0: mlx5_0``). where: what was read.
+    Attributes
+    ----------
+    where : str
+        What was read.
+    devices : tuple of str
+        GPUs and NICs in printed order.
+    codes : dict
+        Codes by pair of devices, in both orders.
+    cpu_affinity, numa : dict
+        Affinities by device, as printed; None if blank or N/A.
+    nic_names : dict
+        Names of the legend (``NIC0: mlx5_0``).
     """
 
     where: str
@@ -38,12 +49,12 @@ class Matrix(NamedTuple):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Those of ``devices`` that are GPUs; the others are NICs."""
+        """Those of ``devices`` that are GPUs; all others are NICs."""
         return tuple(device for device in self.devices if _GPU.fullmatch(device))
 
 
 def nvlinks(code: str) -> int | None:
-    """How many NVLinks the code of a cell bonds, or None where it is another.
+    """Return how many NVLinks the code of a cell bonds; None for other codes.
 
     >>> nvlinks("NV18"), nvlinks("SYS")
     (18, None)
@@ -53,7 +64,7 @@ def nvlinks(code: str) -> int | None:
 
 
 def processors(affinity: str) -> tuple[range, ...]:
-    """Of a CPU affinity.
+    """Return the processors of a CPU affinity.
 
     >>> processors("0-2,8")
     (range(0, 3), range(8, 9))
@@ -153,7 +164,7 @@ def _nic_legend(lines: list[str], devices: tuple[str, ...]) -> dict[str, str]:
 
 
 def nvidia_smi(*arguments: str, timeout_s: float = 60.0) -> str:
-    """What ``nvidia-smi`` prints.
+    """Return what ``nvidia-smi`` prints.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What is asked of a topology: the best way between two devices, the ring over all GPUs, the groups of a layout."""
+"""Answers about a topology: the best path between two devices, the ring over all GPUs, and the groups of a layout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ _UNKNOWN = {"nvlink": 1e18, "pcie": 4.0, "host": 3.0, "smp": 2.0, "network": 1.0
 
 
 class Path(NamedTuple):
-    """A way from the first of ``nodes`` to the last, one direction.
+    """A path from the first of ``nodes`` to the last, in one direction.
 
-    bottleneck: its narrowest link. bandwidth_bytes_per_s: of that; None where a link on the way has no number.
-    limit_bytes_per_s: of the narrowest link that has one: it is not faster than this.
+    Attributes
+    ----------
+    bottleneck
+        Its narrowest link.
+    bandwidth_bytes_per_s : float or None
+        Rate of that link; None if a link of the path has no number.
+    limit_bytes_per_s : float or None
+        Rate of the narrowest link that has one, which the path does not exceed.
     """
 
     nodes: tuple[str, ...]
@@ -34,7 +40,17 @@ class Path(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """hops: from each GPU of ``order`` to the next, and from the last to the first. bottleneck: the worst of them."""
+    """A ring over all GPUs.
+
+    Attributes
+    ----------
+    order
+        The GPUs in order.
+    hops
+        Paths from each GPU to the next, and from the last to the first.
+    bottleneck
+        The narrowest of them.
+    """
 
     order: tuple[str, ...]
     hops: tuple[Path, ...]
@@ -54,13 +70,21 @@ class RankGroup(NamedTuple):
 
 
 def _width(edge: Mapping[str, Any]) -> float:
-    """By which links are compared."""
+    """Return the key by which links are compared."""
     known: float | None = edge["bandwidth_bytes_per_s"]
     return _UNKNOWN[edge["kind"]] * (edge["links"] or 1) if known is None else known
 
 
 class _Level(NamedTuple):
-    """Links of some width or wider. between: those that end at no GPU; part: what they join, by number."""
+    """Links of at least some width.
+
+    Attributes
+    ----------
+    between
+        The links that end at no GPU.
+    part
+        The number of the connected component that each vertex lies in.
+    """
 
     wide: nx.Graph
     between: nx.Graph

@@ -102,7 +102,7 @@ def _shown(graph: nx.Graph) -> nx.Graph:
 
 
 def _level(graph: nx.Graph, name: str) -> int:
-    """From below; a NIC stands with the GPUs unless a network is above it."""
+    """Return the row of a vertex, counted from below; a NIC stands with the GPUs unless a network is above it."""
     kind = graph.nodes[name]["kind"]
     if kind == "nic" and all(edge["kind"] != "network" for edge in graph[name].values()):
         kind = "gpu"
@@ -162,7 +162,7 @@ def _nic_x(graph: nx.Graph, nic: str, over: list[float]) -> float:
 
 
 def _draw_line(ax: Axes, a: Place, b: Place, **style: Any) -> float:
-    """From the middle of the narrower box straight to the other; returns where along the row it is."""
+    """Draw a line from the middle of the narrower box straight to the other; return its place along the row."""
     narrow, wide = sorted((a, b), key=lambda place: place.last - place.first)
     x = min(max(narrow.x, wide.first), wide.last)
     ax.plot([narrow.x, x], [narrow.y, wide.y], zorder=1, **style)

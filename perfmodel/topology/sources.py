@@ -1,4 +1,4 @@
-"""Where a topology comes from: a short description, a profile, a saved matrix, or this machine."""
+"""Sources of a topology: a short description, a profile, a saved matrix, or this machine."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ GRAMMAR = "Write NODESxGPUS:TIER,TIER like 2x8:nvswitch=450GB/s,network=8x50GB/s
 
 
 def described(text: str, rates: Rates | None = None) -> nx.Graph:
-    """The graph of a short description: ``2x8:nvswitch=450GB/s,network=8x50GB/s`` is 2 machines of 8 GPUs.
+    """Return the graph of a short description: ``2x8:nvswitch=450GB/s,network=8x50GB/s`` is 2 machines of 8 GPUs.
 
-    ``NODESxGPUS`` and, after a colon or a blank, tiers with commas between. One tier joins the GPUs of a machine:
-    ``nvswitch``, ``nvlink`` (a bond between every two GPUs), ``pcie`` (one switch) or ``host`` (one host bridge). One
-    joins machines: ``network``, or ``infiniband``, ``ethernet``, ``roce``. A tier may have a rate for one direction:
-    ``450GB/s``, ``400Gb/s``, or ``18x25GB/s`` of 18 links a GPU, or of a network 8 NICs a machine. Without a rate that
-    of nvswitch and pcie is the datasheet's, if ``rates`` has it, and else unknown.
+    It reads ``NODESxGPUS`` and, after a colon or a blank, tiers with commas between. One tier joins the GPUs of a
+    machine: ``nvswitch``, ``nvlink`` (a bond between every two GPUs), ``pcie`` (one switch) or ``host`` (one host
+    bridge). One joins machines: ``network``, or ``infiniband``, ``ethernet``, ``roce``. A tier may have a rate for one
+    direction: ``450GB/s``, ``400Gb/s``, or ``18x25GB/s`` of 18 links a GPU, or of 8 NICs a machine for a network.
+    Without a rate, nvswitch and pcie have the datasheet's if ``rates`` has it, and otherwise an unknown one.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def described(text: str, rates: Rates | None = None) -> nx.Graph:
 
     Notes
     -----
-    Assumes: what joins GPUs to their NICs is never the narrowest part of a way.
+    Assumes: the links between GPUs and their NICs are never the narrowest of a path.
     """
     match = re.fullmatch(r"\s*(\d+)\s*x\s*(\d+)\s*(?:[:\s]\s*(.*))?", text, re.DOTALL)
     if match is None or not float(match[1]) * float(match[2]) >= 1:
@@ -184,9 +184,14 @@ def largest_message_bytes_per_s(interconnect: Interconnect) -> float | None:
 
 
 def find_topology(source: str | None = None, gpu: str | None = None) -> nx.Graph:
-    """The graph of a saved matrix, a profile (file or catalog name), a description, or, of None, this machine.
+    """Return the graph of a saved matrix, a profile, a description, or this machine.
 
-    gpu: whose datasheet gives the rates of links, where neither a profile nor this machine names it.
+    Parameters
+    ----------
+    source : str or None
+        A file with a matrix, a profile (file or catalog name), or a description; None for this machine.
+    gpu : str or None
+        GPU whose datasheet gives the rates of links, if neither a profile nor this machine names it.
 
     Raises
     ------

@@ -33,7 +33,14 @@ LINKS = {"nvlink": "NVLink", "pcie": "PCIe", "host": "inside the CPU", "smp": "b
 
 
 def topology_text(graph: nx.Graph, layout: Mapping[str, int] | None = None) -> str:
-    """The whole answer. layout: sizes of parallelisms, innermost first, whose groups are listed at the end.
+    """Write the whole report.
+
+    Parameters
+    ----------
+    graph
+        The topology.
+    layout : optional
+        Sizes of parallelisms, innermost first, whose groups are listed at the end.
 
     Raises
     ------
@@ -92,7 +99,7 @@ def way_code(graph: nx.Graph, path: Path) -> str:
 
 
 def _links(graph: nx.Graph) -> Table:
-    """Those that are alike are one row."""
+    """Write a row for each kind of equal links."""
     table = _table("links", "number", "GB/s each way", "source")
     for link, edges in alike(graph).items():
         table.add_row(link_name(link), str(len(edges)), gb_per_s(link.bandwidth_bytes_per_s), link.source or "")
@@ -100,7 +107,7 @@ def _links(graph: nx.Graph) -> Table:
 
 
 class Link(NamedTuple):
-    """What links that are alike have in common; see :mod:`perfmodel.topology.graph`."""
+    """What equal links have in common; see :mod:`perfmodel.topology.graph`."""
 
     kind: str
     links: int | None
@@ -109,7 +116,7 @@ class Link(NamedTuple):
 
 
 def link_name(link: Link) -> str:
-    """In words, with how many are bonded.
+    """Name a link in words, with how many are bonded.
 
     >>> link_name(Link("nvlink", 18, None, None))
     'NVLink x 18'
@@ -131,7 +138,7 @@ def alike(graph: nx.Graph) -> dict[Link, list[tuple[str, str]]]:
 
 
 def _numa_nodes(graph: nx.Graph, cpus: Sequence[str]) -> Iterable[str]:
-    """With the processors and the GPUs of each, as far as they are known."""
+    """Write the NUMA nodes with their processors and GPUs, as far as they are known."""
     for cpu in cpus:
         numa, affinity = graph.nodes[cpu]["numa"], graph.nodes[cpu]["cpus"]
         if numa is not None or affinity is not None:
@@ -172,7 +179,7 @@ def _way(graph: nx.Graph, path: Path) -> str:
 
 
 def _from_first(graph: nx.Graph, gpus: Sequence[str]) -> Table:
-    """Of many devices: to how many other GPUs the first one has each kind of way."""
+    """Write, for many devices, to how many other GPUs the first one has each kind of path."""
     paths = Paths(graph)
     table = _table(f"from {gpus[0]}", "to", "GPUs")
     ways: dict[str, list[str]] = {}

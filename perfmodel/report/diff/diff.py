@@ -1,8 +1,9 @@
-"""Where a prediction and a real profiler trace differ: operator by operator, summed up by class.
+"""Differences of a prediction from a real profiler trace: operator by operator, summed up by class.
 
 The two operator sequences, each as the host launched it, are aligned by name (longest matching blocks), so an operator
 that only one of them has is named as such and does not shift the rest. The rows add up to the difference of the step
-times. A prediction that is held against its own trace differs nowhere: both sides are in the trace's whole nanoseconds.
+times. A prediction that is compared with its own trace differs nowhere: both sides are in the trace's whole
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -50,11 +51,24 @@ class DiffRow:
 
 @dataclass(frozen=True)
 class Diff:
-    """kinds: largest difference first, the last row being the time in which the device waits, and the one before it,
-    where several streams ran operators at once, the seconds (below 0) that the rows above count more than once.
-    operators: the same by operator name. Both sum up to predicted_step_s - measured_step_s. on_device: whether the
-    trace has kernels of a device, or a CPU's operators. rank: of a pipeline, whose step it is; None of others, whose
-    ranks run alike. is_predicted: whether the trace is a prediction of perfmodel's too.
+    """A prediction and a recorded step, compared operator by operator.
+
+    Both tables add up to predicted_step_s - measured_step_s.
+
+    Attributes
+    ----------
+    kinds : tuple of DiffRow
+        By class of operators, the largest difference first. The last row is the time in which the device waits. The one
+        before it, if several streams ran operators at once, holds the seconds (below 0) that the rows above count more
+        than once.
+    operators : tuple of DiffRow
+        The same by operator name.
+    on_device : bool
+        Whether the trace has kernels of a device; otherwise it has a CPU's operators.
+    rank : int or None
+        The rank of a pipeline whose step it is; None without a pipeline, where all ranks run the same step.
+    is_predicted : bool
+        Whether the trace is a prediction of perfmodel's as well.
     """
 
     predicted_step_s: float
@@ -110,7 +124,7 @@ def diff_with_trace(prediction: Prediction, path: Path) -> Diff:
 
 
 def _rest(prediction: Prediction, predicted: list[_PredictedOperator], measured: RecordedStep) -> tuple[DiffRow, ...]:
-    """What makes the rows of operators add up to the step: time in which several ran, and time in which none did."""
+    """Make the rows that complete the operators' to the step: time in which several ran, and time in which none did."""
     covered_s = float(np.sum(np.diff(merged(operator.ran_s for operator in predicted))))
     concurrent = DiffRow(
         CONCURRENT,
@@ -131,7 +145,7 @@ def _seconds(difference_s: float) -> float:
 
 
 def _rank(prediction: Prediction, measured: RecordedStep, path: Path) -> int | None:
-    """Of a pipeline, that whose step was recorded."""
+    """Return the rank of a pipeline whose step was recorded."""
     ranks = len(prediction.rank_timelines)
     if ranks and (measured.rank is None or not 0 <= measured.rank < ranks):
         raise PerfModelError(
@@ -142,7 +156,7 @@ def _rank(prediction: Prediction, measured: RecordedStep, path: Path) -> int | N
 
 
 def _predicted_operators(prediction: Prediction) -> list[_PredictedOperator]:
-    """Of all streams, in the order in which the host launches them, at the times that a trace would say."""
+    """Return operators of all streams in the order in which the host launches them, at the times of their trace."""
     operations, uses = prediction.program.operations, use_by_operation(prediction)
     found = []
     for launched, *_ in host_calls(prediction.timeline):
@@ -166,8 +180,9 @@ def _aligned(predicted: list[_PredictedOperator], measured: RecordedStep) -> lis
 
 
 def _blocks(left: list[str], right: list[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """As ``SequenceMatcher.get_opcodes``. What both begin with is matched without a search, which takes half a minute
-    for a step of 10,000 operators.
+    """Return opcodes like ``SequenceMatcher.get_opcodes``.
+
+    A common beginning is matched without a search, which takes half a minute for a step of 10,000 operators.
     """
     same = next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     yield "equal", 0, same, 0, same

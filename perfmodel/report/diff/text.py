@@ -17,7 +17,7 @@ ON_CPU = "The profiler slows every operator on a CPU: compare shares, not times.
 
 
 def diff_report(diff: Diff) -> RenderableType:
-    """What explains the difference, by class of kernel and by operator, largest first."""
+    """Explain the difference, by class of kernel and by operator, largest first."""
     whose = "" if diff.rank is None else f"rank {diff.rank}: "
     relative = diff.difference_s / diff.measured_step_s
     predicted, measured = format_seconds(diff.predicted_step_s), format_seconds(diff.measured_step_s)

@@ -1,4 +1,4 @@
-"""How every picture looks, and the one place where they are saved. matplotlib is imported only to draw something."""
+"""The look of every picture, and the one place where they are saved. matplotlib is imported only to draw something."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS = {".png": {"Software": SOFTWARE}, ".svg": {"Date": None}, ".pdf": {"Cre
 
 
 def file_words(text: str) -> str:
-    """As part of a file's name.
+    """Write text as words of a file's name.
 
     >>> file_words("gpt-1.3b (node 1)")
     'gpt-1.3b-node-1'
@@ -58,7 +58,7 @@ def axes_or_new(ax: Axes | None) -> Axes:
 
 
 def legend_below(ax: Axes, colours: Mapping[str, str]) -> None:
-    """A legend below the axes and the label of their x axis. colours: by what they stand for."""
+    """Draw a legend below the axes and the label of their x axis; ``colours`` are by their meanings."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
@@ -106,16 +106,17 @@ def save_figure(
     title: str,
     size_inch: tuple[float, float],
     draw: Sequence[Callable[[Axes], Axes]],
-    beside: bool = False,
+    side_by_side: bool = False,
 ) -> Path:
-    """Draw each of ``draw`` on Axes of its own, below each other or ``beside``, and write the picture.
+    """Draw each of ``draw`` on Axes of its own, below each other or side by side, and write the picture.
 
     A title that is wider than the picture is broken into lines.
 
     Raises
     ------
     PerfModelError
-        If the name of the file does not end in one of :data:`FORMATS`, or what is there is no picture of perfmodel's.
+        If the name of the file does not end in one of :data:`FORMATS`, or the existing file is no picture of
+        perfmodel's.
     """
     ending = _ending(path)
     import matplotlib as mpl
@@ -123,7 +124,7 @@ def save_figure(
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size_inch, layout="constrained")
-        rows, columns = (1, len(draw)) if beside else (len(draw), 1)
+        rows, columns = (1, len(draw)) if side_by_side else (len(draw), 1)
         for draw_on, ax in zip(draw, figure.subplots(rows, columns, squeeze=False).flat, strict=True):
             draw_on(ax)
         figure.suptitle(wrapped(title, LETTERS_AN_INCH * size_inch[0]))
@@ -134,7 +135,7 @@ def save_figure(
 
 
 def with_palette(png: bytes) -> bytes:
-    """The same picture and texts in no more than 256 colours: a third of the bytes, and no difference to be seen."""
+    """Return the picture with its texts in at most 256 colours: a third of the bytes, and no visible difference."""
     from PIL import Image, PngImagePlugin
 
     content, texts = io.BytesIO(), PngImagePlugin.PngInfo()

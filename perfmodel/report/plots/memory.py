@@ -26,11 +26,12 @@ ROOM = 1.18  # above the highest line, for its name
 
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
-    """What the caching allocator holds over the steady step, by kind, on the host's clock (which allocates). Of ranks
-    that differ, one that the title names: see :func:`~perfmodel.prediction.pipeline_ranks.with_largest_memory`.
-    A step that
-    does not fit is drawn as on a device without a limit. A line shows the most that this device can reserve: its memory
-    less what the context and communicators take; far above a small step it would squeeze, words stand in its place.
+    """Draw what the caching allocator holds over the steady step, by kind, on the host's clock (which allocates).
+
+    If ranks differ, one is shown that the title names: see
+    :func:`~perfmodel.prediction.pipeline_ranks.with_largest_memory`. A step that does not fit is drawn as on a device
+    without a limit. A line shows the most that this device can reserve: its memory less what the context and
+    communicators take. Words take its place if it lies so far above a small step that the axis would squeeze the step.
 
     Raises
     ------
@@ -73,7 +74,7 @@ def _draw_kinds(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
 
 
 def _draw_peak(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
-    """A dot with its number, which stands above it if nothing is reserved so close to it that they would meet."""
+    """Draw a dot with its number, above it unless the line of reserved memory is so close that both would overlap."""
     peak = int(np.argmax(memory.allocated_bytes))
     allocated_bytes = int(memory.allocated_bytes[peak])
     ax.plot(x[peak], allocated_bytes / GIB, "o", color=palette.INK, markersize=7, zorder=5)
@@ -127,7 +128,7 @@ def _title(prediction: Prediction, memory: MemoryTimeline) -> str:
 
 
 def _host_time_s(prediction: Prediction, memory: MemoryTimeline) -> np.ndarray:
-    """When the host came by each sample: between the launches around it."""
+    """Return the host's time at each sample, between the launches around it."""
     timeline, columns = prediction.timeline, prediction.program.instructions
     launched = columns.launches[np.isin(columns.a[columns.launches], np.unique(timeline.operation))]
     if timeline.side:

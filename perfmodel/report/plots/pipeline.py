@@ -78,8 +78,9 @@ def save_measured_pipelines(pairs: Iterable[Pair], directory: Path) -> list[Path
 
 
 def plot_pipeline(prediction: Prediction, ax: Axes | None = None, end_s: float | None = None) -> Axes:
-    """A row for each rank, a box for each action, with the number of its micro-batch where that fits. end_s: of the
-    axis; by default, of the last action.
+    """Draw a row for each rank and a box for each action, with the number of its micro-batch if that fits.
+
+    The axis ends at ``end_s`` seconds, or by default at the end of the last action.
     """
     steps = predicted_steps(prediction)
     step_s = prediction.step_time_s
@@ -91,8 +92,9 @@ def plot_pipeline(prediction: Prediction, ax: Axes | None = None, end_s: float |
 
 
 def plot_measured_pipeline(measurement: Measurement, ax: Axes | None = None, end_s: float | None = None) -> Axes:
-    """The same of a measurement whose actions are known, which are those of one step: that may have taken longer than
-    the median.
+    """Draw the same of a measurement whose actions are known.
+
+    Actions are recorded for one step, which may have taken longer than the median.
     """
     steps = measured_steps(measurement)
     ax = _draw(steps, axes_or_new(ax), end_s)
@@ -154,7 +156,7 @@ def _shade(computed: Computed, stages: Sequence[int]) -> _Shade:
 
 
 def _luminance(shade: _Shade) -> float:
-    """Of 1. Source: ITU-R BT.709."""
+    """Return the luminance of a colour; white has 1. Source: ITU-R BT.709."""
     red, green, blue = shade
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

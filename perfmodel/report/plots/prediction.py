@@ -14,7 +14,7 @@ from perfmodel.report.plots.memory import plot_memory
 from perfmodel.report.plots.pipeline import save_pipeline_plot
 from perfmodel.report.plots.roofline import plot_roofline
 from perfmodel.report.plots.timeline import plot_timeline
-from perfmodel.report.text.prediction import LEAST_SHARE, describe, parts_of
+from perfmodel.report.text.prediction import LEAST_SHARE, describe, labels_of
 from perfmodel.units import MS, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def save_plots(prediction: Prediction, directory: Path) -> list[Path]:
 
 
 def plot_breakdown(prediction: Prediction, ax: Axes | None = None) -> Axes:
-    """The parts of the step, which add up to it."""
+    """Draw the shares of the step, which add up to it."""
     names = {
-        part: label
-        for part, label in parts_of(prediction).items()
-        if prediction.breakdown[part] >= LEAST_SHARE * prediction.step_time_s
+        key: label
+        for key, label in labels_of(prediction).items()
+        if prediction.breakdown[key] >= LEAST_SHARE * prediction.step_time_s
     }
-    seconds = {label: prediction.breakdown[part] for part, label in names.items()}
-    colours = [palette.BREAKDOWN[part] for part in names]
+    seconds = {label: prediction.breakdown[key] for key, label in names.items()}
+    colours = [palette.BREAKDOWN[key] for key in names]
     title = f"where the step's time goes{on_rank(prediction.shown_rank)}"
     return _horizontal_bars(ax, seconds, prediction.step_time_s, colours, "step", title)
 
@@ -75,7 +75,7 @@ def plot_kinds(prediction: Prediction, ax: Axes | None = None) -> Axes:
 def _horizontal_bars(
     ax: Axes | None, seconds: dict[str, float], total_s: float, colours: list[str], whole: str, title: str
 ) -> Axes:
-    """whole: what shares are of, which takes total_s."""
+    """Draw bars with their shares of ``total_s``, which ``whole`` names."""
     ax = axes_or_new(ax)
     values_ms = [each / MS for each in seconds.values()]
     bars = ax.barh(list(seconds), values_ms, color=colours)

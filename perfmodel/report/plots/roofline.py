@@ -72,7 +72,7 @@ def _rate(use: KernelUse) -> float:
 
 
 def _area(share: float) -> float:
-    """Of a marker, square points."""
+    """Return the area of a marker in square points."""
     return 40 + 3000 * share
 
 
@@ -158,7 +158,7 @@ def _name_largest(ax: Axes, device: Device, largest: Sequence[KernelUse], busy_s
 
 
 def _joined(numbers: Sequence[int]) -> str:
-    """Of ascending numbers.
+    """Join ascending numbers.
 
     >>> _joined([1, 2, 3]), _joined([2, 5])
     ('1 to 3', '2, 5')

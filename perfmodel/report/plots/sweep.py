@@ -160,7 +160,7 @@ def _draw(
 
 
 def _scales(result: SweepResult) -> bool:
-    """Whether more of what varies along the axis are more GPUs."""
+    """Return whether the number of GPUs grows along the axis."""
     along = _along(result)
     if not _numeric(result.vary[along]):
         return False
@@ -173,7 +173,7 @@ def _scales(result: SweepResult) -> bool:
 
 
 def _draw_ideal(ax: Axes, values: Sequence[float], own: Sequence[Configuration], ideal: _Ideal, is_named: bool) -> None:
-    """As if GPUs had as many samples a second each as those of the first configuration that has a rank."""
+    """Draw ideal scaling: every GPU has as many samples a second as those of the first configuration with a rank."""
     ranked = [(at, each.outcome) for at, each in zip(values, own, strict=True) if each.rank and each.outcome]
     if len(ranked) < 2:
         return
@@ -207,7 +207,7 @@ def _dots(ax: Axes, x: Sequence[float], there: list[_Heights], name: str, number
 
 
 def _add_numbers(ax: Axes, is_below: bool) -> None:
-    """To the right of each dot its value, above or below the line to the next."""
+    """Write its value to the right of each dot, above or below the line to the next."""
     style: dict[str, Any] = {
         "textcoords": "offset points",
         "fontsize": "small",
@@ -227,7 +227,7 @@ def _plain_ticks(ax: Axes) -> None:
 
 
 def _intervals(ax: Axes, points: list[tuple[float, float, float, float]], colour: str) -> None:
-    """Of those that have one; points: place, value, low and high."""
+    """Return place, value, low and high of the points that have them."""
     wide = [each for each in points if each[2] < each[3]]
     if wide:
         at, y, low, high = zip(*wide, strict=True)
@@ -236,7 +236,7 @@ def _intervals(ax: Axes, points: list[tuple[float, float, float, float]], colour
 
 
 def _cross(ax: Axes, x: Sequence[float], there: list[_Heights], colour: str, name: str | None, level: int = 0) -> None:
-    """Where there is nothing to draw, at the bottom; level: above the crosses of so many others."""
+    """Draw crosses at the bottom where there is nothing to draw, above ``level`` other rows of crosses."""
     missing = [at for at, each in zip(x, there, strict=True) if each is None]
     style: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 12, "markeredgewidth": 3}
     if missing:
@@ -245,7 +245,7 @@ def _cross(ax: Axes, x: Sequence[float], there: list[_Heights], colour: str, nam
 
 
 def _label_values(ax: Axes, values: list[Any], numeric: bool, logarithmic: float) -> None:
-    """logarithmic: largest value over smallest, from which the axis is."""
+    """Label the axis with values; it is logarithmic if the largest value is ``logarithmic`` times the smallest."""
     if not numeric:
         ax.set_xticks(range(len(values)), [value_text(value) for value in values])
         return
@@ -256,7 +256,7 @@ def _label_values(ax: Axes, values: list[Any], numeric: bool, logarithmic: float
 
 
 def _offset(number: int, count: int) -> float:
-    """Of a dot from the middle of its group, which is 0.5 wide."""
+    """Return the offset of a dot from the middle of its group, which is 0.5 wide."""
     return (number + 0.5) / count * 0.5 - 0.25
 
 

@@ -58,7 +58,7 @@ def plot_timeline(prediction: Prediction, ax: Axes | None = None) -> Axes:
 
 
 def _rows(prediction: Prediction, edges_s: np.ndarray) -> Iterator[tuple[str, Callable[[Axes, int], None]]]:
-    """Each row's name and what draws it, from above. edges_s: of the columns."""
+    """Return the name of each row and the function that draws it, from above; ``edges_s`` are those of the columns."""
     timeline, on_device = prediction.timeline, prediction.profile.device.kind == "cuda"
     yield "step", partial(_draw_step, prediction)
     yield "phases", partial(_draw_phases, prediction)
@@ -74,7 +74,7 @@ def _rows(prediction: Prediction, edges_s: np.ndarray) -> Iterator[tuple[str, Ca
 
 
 def _communication_row(prediction: Prediction, stream: int) -> str:
-    """What runs on this stream, if only one kind of collective does and another stream has others."""
+    """Name the row of a stream that runs one kind of collective alone, if another stream has others."""
     communications, kinds = prediction.timeline.communications, dict[int, set[str]]()
     if all(each.exchange >= 0 for each in communications if each.stream == stream):
         return "messages"
@@ -112,7 +112,7 @@ def _draw_phases(prediction: Prediction, ax: Axes, row: int) -> None:
 
 
 def _phases(prediction: Prediction) -> list[PhaseSpan]:
-    """Of a pipeline without the waiting at their ends: it is for what comes next."""
+    """Return the phases; those of a pipeline without the waiting at their ends, which belongs to what follows."""
     timeline = prediction.timeline
     if not prediction.rank_timelines:
         return list(timeline.phases)
@@ -129,7 +129,7 @@ def _draw_compute(prediction: Prediction, own: Iterable[SideKernel], edges_s: np
 
 
 def _before_s(prediction: Prediction) -> float:
-    """How far the host is ahead of the device when it begins the step."""
+    """Return by how much the host leads the device when it begins the step."""
     phases = prediction.timeline.phases
     return max(phases[0].start_s, 0.0) if phases and prediction.profile.device.kind == "cuda" else 0.0
 
@@ -153,7 +153,9 @@ def _draw_busy(stretches_s: _Stretches, edges_s: np.ndarray, ax: Axes, row: int)
 
 
 def busy_shares(stretches_s: Iterable[tuple[float, float]], edges_s: np.ndarray) -> np.ndarray:
-    """The share of each column that at least one of the stretches, (start, end), covers. edges_s: of the columns.
+    """Return the share of each column that at least one of the stretches, (start, end), covers.
+
+    The columns lie between neighbours of ``edges_s``.
 
     >>> busy_shares([(0.0, 1.0), (2.5, 4.0), (3.0, 3.5)], np.array([0.0, 2.0, 4.0])).tolist()
     [0.5, 0.75]
@@ -181,7 +183,7 @@ def _draw_side(prediction: Prediction, ax: Axes, row: int) -> None:
 
 
 def _bars(ax: Axes, row: int, start_s: np.ndarray, end_s: np.ndarray, colour: str, edge: float) -> None:
-    """edge: of each bar, points."""
+    """Draw bars whose edges are ``edge`` points wide."""
     spans = list(zip((start_s / MS).tolist(), ((end_s - start_s) / MS).tolist(), strict=True))
     where = (row - HALF_ROW, 2 * HALF_ROW)
     ax.broken_barh(spans, where, facecolors=colour, edgecolors=colour, linewidth=edge)

@@ -1,1 +1,1 @@
-"""What a terminal shows of a prediction, a profile, a sweep, and of what would fit."""
+"""Reports for the terminal: of a prediction, a profile, a sweep, and of settings with which a step would fit."""

@@ -1,4 +1,4 @@
-"""What would make a step fit, in words."""
+"""Sentences on settings with which a step would fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 def fitting_lines(fitting: Fitting, ask: Callable[[dict[str, list[str]]], str]) -> list[str]:
-    """What would fit, a line for each setting. ask: the command that tells whether these values, by key, fit."""
+    """Write a line for each setting that was tried, or that would have to be.
+
+    Parameters
+    ----------
+    fitting : Fitting
+        What is known about such settings.
+    ask : callable
+        Returns the command that finds out whether values, given by key, fit.
+    """
     lines = []
     if fitting.is_fixed_too_much:
         fixed = f"{format_bytes(fitting.fixed_bytes)} of {format_bytes(fitting.capacity_bytes)}"

@@ -1,4 +1,4 @@
-"""What `perfmodel profile show` says about an interconnect: fitted curves with standard errors, and couplings."""
+"""Report of an interconnect for `perfmodel profile show`: fitted curves with standard errors, and couplings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a person reads in ten seconds: a table, a set of bars, and where the numbers come from. Returns renderables."""
+"""Report of a prediction, to be read in ten seconds: a table, bars, and the sources of the numbers. Returns
+renderables.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ KERNEL_SOURCES = {
     "roofline": "roofline",
 }
 COLLECTIVE_SOURCES = {"exact": "measured sizes", "curve": "fitted curves", "extrapolated": "extrapolated"}
-PARTS = {
+BREAKDOWN_LABELS = {
     "forward_s": "forward",
     "backward_s": "backward",
     "optimizer_s": "optimizer",
@@ -39,7 +41,7 @@ PARTS = {
 
 
 def report(prediction: Prediction) -> RenderableType:
-    """The whole answer, to be printed by a rich console."""
+    """Make the whole report, to be printed by a rich console."""
     parts: list[RenderableType] = [
         _title(prediction),
         _answer(prediction),
@@ -54,7 +56,7 @@ def report(prediction: Prediction) -> RenderableType:
 
 
 def rendered(renderable: RenderableType, width: int = 120) -> str:
-    """Plain text of a renderable, for files and comparisons."""
+    """Return a renderable as plain text, for files and comparisons."""
     console = Console(
         width=width, color_system=None, force_terminal=False, legacy_windows=False, markup=False, emoji=False
     )
@@ -70,7 +72,7 @@ def _title(prediction: Prediction) -> Text:
 
 
 def describe(scenario: Scenario) -> str:
-    """The question in one line."""
+    """Describe the question in one line."""
     model, batch, training = scenario.model, scenario.batch, scenario.training
     what = model.target or " ".join(part for part in (model.family, model.size) if part)
     tokens = "" if batch.sequence_length is None else f" x {batch.sequence_length} tokens"
@@ -109,8 +111,10 @@ def _micro_batches(pipeline: PipelineSection) -> str:
 
 
 def _answer(prediction: Prediction) -> Table:
-    """Figures with what is to be known of them. Where the step does not fit, memory comes first, and times are those of
-    a device with more; where the allocator fills the device in every step, they are too short.
+    """Make the table of figures with remarks.
+
+    If the step does not fit, memory comes first, and times are those of a device with more memory. If the allocator
+    fills the device in every step, times are bounds.
     """
     low_s, high_s = prediction.interval_s
     table = _grid()
@@ -177,12 +181,12 @@ def _ghz(clock_hz: float) -> str:
 
 
 def _bottleneck(prediction: Prediction) -> Text:
-    """In line with the table above, but as wide as it needs."""
+    """Write the bottleneck in line with the table above, but as wide as it needs."""
     return Text("bottleneck    ", style="cyan").append(prediction.bottleneck, style="default")
 
 
 def _pipeline(prediction: Prediction) -> Text:
-    """As :func:`_bottleneck`. Its bubbles are over all ranks, those of the breakdown of one."""
+    """Describe the pipeline in one line. Its bubbles are over all ranks; those of the breakdown are of one rank."""
     section = pipeline_of(prediction.scenario)
     blocks = ", ".join(map(str, prediction.program.stage_blocks))
     parts = (
@@ -193,7 +197,7 @@ def _pipeline(prediction: Prediction) -> Text:
 
 
 def _ranks(prediction: Prediction) -> Table:
-    """A row for each rank, or for ranks of several pipelines that are alike."""
+    """Make a table with a row for each rank, or for ranks of several pipelines that have the same stages."""
     table = _table("\nranks")
     waits = ("exposed\ncommunication", "waiting for\nthe host")
     for heading in ("rank", "stages", "blocks", "busy", "bubble", *waits, "memory\nallocated"):
@@ -204,10 +208,10 @@ def _ranks(prediction: Prediction) -> Table:
     return table
 
 
-def _rank_row(alike: Sequence[RankShare]) -> Iterator[str]:
-    """alike: ranks that have the same stages, one of each pipeline."""
-    share = alike[0]
-    for numbers in ([each.rank for each in alike], share.stages, share.blocks):
+def _rank_row(ranks: Sequence[RankShare]) -> Iterator[str]:
+    """Make the row of ``ranks`` that have the same stages, one of each pipeline."""
+    share = ranks[0]
+    for numbers in ([each.rank for each in ranks], share.stages, share.blocks):
         yield ", ".join(map(str, numbers))
     for seconds in (share.busy_s, share.bubble_s, share.exposed_communication_s, share.host_bound_s):
         yield format_seconds(seconds)
@@ -215,18 +219,18 @@ def _rank_row(alike: Sequence[RankShare]) -> Iterator[str]:
     yield "does not fit" if peak_bytes is None else format_bytes(peak_bytes)
 
 
-def parts_of(prediction: Prediction) -> dict[str, str]:
-    """The parts of the step with what they are called on this device: a CPU is its own host."""
+def labels_of(prediction: Prediction) -> dict[str, str]:
+    """Return labels of the shares of the step for this device: a CPU is its own host."""
     on_cpu = prediction.profile.device.kind == "cpu"
-    return PARTS | {"host_bound_s": "between the operators"} if on_cpu else PARTS
+    return BREAKDOWN_LABELS | {"host_bound_s": "between the operators"} if on_cpu else BREAKDOWN_LABELS
 
 
 def _breakdown(prediction: Prediction) -> Table:
-    total_s = sum(prediction.breakdown[part] for part in PARTS)
+    total_s = sum(prediction.breakdown[key] for key in BREAKDOWN_LABELS)
     table = _grid()
     table.add_row(Text(f"\nwhere the time goes{on_rank(prediction.shown_rank)}", style="bold"))
-    for part, label in parts_of(prediction).items():
-        seconds = prediction.breakdown[part]
+    for key, label in labels_of(prediction).items():
+        seconds = prediction.breakdown[key]
         share = seconds / total_s
         if share >= LEAST_SHARE:
             table.add_row(label, bar(share), f"{share:4.0%}".replace("%", " %"), format_seconds(seconds))
@@ -234,7 +238,7 @@ def _breakdown(prediction: Prediction) -> Table:
 
 
 def bar(share: float) -> str:
-    """A bar of BAR_CELLS cells, filled to ``share`` in eighths of a cell.
+    """Draw a bar of BAR_CELLS cells, filled to ``share`` in eighths of a cell.
 
     >>> bar(0.05)
     '█▌'

@@ -1,4 +1,4 @@
-"""`perfmodel profile show`: what a profile knows, how well its curves hold, and what in it is unstable."""
+"""Report of a profile for `perfmodel profile show`: its contents, errors of its curves, and unstable keys."""
 
 from __future__ import annotations
 

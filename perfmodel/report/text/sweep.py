@@ -1,4 +1,4 @@
-"""A sweep as a table a person can choose from: best first, ties and refusals in words."""
+"""Report of a sweep as a table to choose from: best first, ties and refusals in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ WIDEST = 1000  # of the table: never wrapped
 
 
 def sweep_text(result: SweepResult) -> str:
-    """Every configuration of a sweep with its rank, and a sentence for each tie and for each that has no rank."""
+    """Write every configuration of a sweep with its rank, and a sentence for each tie and each configuration without a
+    rank.
+    """
     lines = [f"{result.scenario} on {result.profile}: {_counted(len(result.configurations), 'configuration')}"]
     if result.assignments:
         lines.append(f"with {', '.join(result.assignments)}")
@@ -87,7 +89,7 @@ def _tie(rank: int, group: list[Configuration]) -> str:
 
 
 def _notes(ranked: tuple[Configuration, ...]) -> list[str]:
-    """Each distinct assumption and warning once, with the configurations that it holds for unless it does for all."""
+    """Write each distinct assumption and warning once, with its configurations unless it holds for all."""
     found: dict[str, list[Configuration]] = {}
     for each in ranked:
         assert each.outcome is not None
@@ -113,7 +115,7 @@ def _verdict(ranked: tuple[Configuration, ...]) -> str:
 
 
 def _nearest(unranked: tuple[Configuration, ...]) -> str:
-    """Where none has a rank: that which needs least more memory than there is; empty if that is not known of any."""
+    """If nothing fits, name the configuration that lacks the least memory; empty if that is not known for any."""
     missing = [
         (each.outcome.needed_bytes - each.outcome.capacity_bytes, each)
         for each in unranked

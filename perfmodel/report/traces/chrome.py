@@ -109,7 +109,7 @@ def chrome_trace(prediction: Prediction, rank: int = 0) -> dict[str, Any]:
 
 
 def _events(prediction: Prediction, rank: int, launches: int) -> Iterator[Event]:
-    """Of one rank. launches: how many there are of others before."""
+    """Make the events of one rank; ``launches`` is how many other ranks have before."""
     on_device = prediction.profile.device.kind == "cuda"
     yield from _names(prediction, rank, on_device)
     yield from _phases(prediction, rank, on_device)
@@ -122,8 +122,8 @@ def _names(prediction: Prediction, rank: int, on_device: bool) -> Iterator[Event
     threads = {HOST_THREAD: "host", HOST_PHASES_THREAD: "host phases"}
     if on_device:
         timeline = prediction.timeline
-        beside = {*(each.stream for each in timeline.communications), *(each.stream for each in timeline.side)}
-        streams = sorted({*timeline.stream.tolist(), *beside})
+        other_streams = {*(each.stream for each in timeline.communications), *(each.stream for each in timeline.side)}
+        streams = sorted({*timeline.stream.tolist(), *other_streams})
         threads[DEVICE_PHASES_THREAD] = "device phases"
         threads |= {FIRST_STREAM_THREAD + stream: f"stream {FIRST_STREAM_THREAD + stream}" for stream in streams}
     yield _metadata("process_name", rank, 0, name=f"rank {rank}: {prediction.profile.device.name}")
@@ -144,13 +144,13 @@ def _slice(category: str, name: str, rank: int, thread: int, start_s: float, end
 
 
 def start_and_duration_us(start_s: float, end_s: float) -> tuple[float, float]:
-    """What the trace says of a slice from ``start_s`` to ``end_s``, in microseconds, to the nanosecond."""
+    """Return start and duration of a slice as the trace says them: in microseconds, to the nanosecond."""
     start_us = _microseconds(start_s)
     return start_us, round(_microseconds(end_s) - start_us, 3)
 
 
 def _microseconds(seconds: float) -> float:
-    """To the nanosecond, so that slices that touch still do."""
+    """Round to the nanosecond, so that slices that touch still do."""
     return round(seconds / US, 3)
 
 
@@ -202,7 +202,7 @@ def _operators(prediction: Prediction, rank: int, launches: int) -> Iterator[Eve
 
 
 class HostCall(NamedTuple):
-    """What launches an operator, as the trace says it: from begins_us to ends_us on the host's thread."""
+    """The call that launches an operator, on the host's thread from begins_us to ends_us."""
 
     launched: SideKernel
     begins_us: float
@@ -262,13 +262,13 @@ def _communications(prediction: Prediction, rank: int) -> Iterator[Event]:
 
 
 def _group_size(scenario: Scenario, collective: Collective) -> int:
-    """Of the whole group, of which messages are between two ranks."""
+    """Return the size of the whole group, in which messages are between two ranks."""
     section = scenario.parallelism.pp
     return section.stages if section is not None and collective.group == PIPELINE else collective.ranks
 
 
 def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event]:
-    """On a CPU the host runs the operators itself."""
+    """Make the operators of a CPU, which the host runs itself."""
     timeline, uses = prediction.timeline, use_by_operation(prediction)
     rows = zip(*(column.tolist() for column in (timeline.operation, timeline.start_s, timeline.end_s)), strict=True)
     for operation, start_s, end_s in rows:
@@ -277,7 +277,7 @@ def _operators_of_one_clock(prediction: Prediction, rank: int) -> Iterator[Event
 
 
 def _details(use: KernelUse) -> dict[str, Any]:
-    """What a slice tells when it is clicked on: kernel key, where its time comes from, and the work in it."""
+    """Return what a slice shows when it is clicked on: kernel key, source of its time, and the work in it."""
     cost = use.cost
     return {
         "key": use.key,

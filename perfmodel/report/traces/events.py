@@ -55,7 +55,7 @@ def _is_used(event: Event) -> bool:
 
 
 def _broken_rule(event: Event) -> str | None:
-    """What is wrong with an event, from its key on; None where all is well."""
+    """Return what is wrong with an event, beginning with its key; None if nothing is."""
     for key in ("ts", "dur"):
         value = event[key]
         if type(value) not in (int, float) or not abs(value) <= MOST_US:

@@ -30,7 +30,12 @@ Entry = dict[str, Any]
 
 
 def save_memory_snapshot(prediction: Prediction, path: Path) -> int | None:
-    """Write :func:`memory_snapshot` to ``path`` atomically, and return of which rank it is; None where all are alike.
+    """Write :func:`memory_snapshot` to ``path`` atomically.
+
+    Returns
+    -------
+    int or None
+        The rank that it shows; None if all ranks have the same memory.
 
     Raises
     ------
@@ -92,7 +97,7 @@ def _entries(program: Program, memory: MemoryTimeline, frames_at: dict[int, Fram
 
 
 def _ending(memory: MemoryTimeline, segments: Iterator[SegmentEvent]) -> Iterator[Entry]:
-    """What a request that did not fit gave back in vain, and the request."""
+    """Return the frees that a request which did not fit caused in vain, and the request."""
     for event in segments:
         yield _entry(*event, [])
     error, place = memory.out_of_memory, memory.place
@@ -119,7 +124,9 @@ _OUTSIDE = {
 
 
 def _stacks(program: Program, part: str) -> list[Frames]:
-    """For each instruction of the part's step: the operator it belongs to, the module or autograd node, the phase."""
+    """Name for each instruction of one step of the memory walk its operator, its module or autograd node, and its
+    phase.
+    """
     if part in OUTSIDE_STEPS:
         return []
     events, runs = step_of(program, part)

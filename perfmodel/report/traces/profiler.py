@@ -38,12 +38,26 @@ class RecordedOperator:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """operators: in the order in which the host launched them, without NCCL's kernels, which run concurrently with
-    others and for as long as another rank lets them wait. step_s: to the start of the next step where that was recorded
-    too, else as long as the file says that the step took, else to the end of the last kernel. covered_s: seconds in
-    which at least one of the operators ran, on any stream. on_device: whether they are kernels of a device, or a CPU's
-    own calls. rank: whose they are; None where the file does not say. communicates: whether NCCL's kernels are in the
-    trace. is_predicted: whether perfmodel wrote the file, so that no profiler slowed the step.
+    """One step of a profiler trace.
+
+    Attributes
+    ----------
+    operators
+        In the order in which the host launched them, without NCCL's kernels, which run concurrently with others and for
+        as long as another rank lets them wait.
+    step_s : float
+        Seconds to the start of the next step if that was recorded too; else as long as the file says that the step
+        took; else to the end of the last kernel.
+    covered_s : float
+        Seconds in which at least one of the operators ran, on any stream.
+    on_device : bool
+        Whether operators are kernels of a device, or a CPU's own calls.
+    rank : int or None
+        The rank that ran the step; None if the file does not say.
+    communicates : bool
+        Whether NCCL's kernels are in the trace.
+    is_predicted : bool
+        Whether perfmodel wrote the file, so that no profiler slowed the step.
     """
 
     operators: tuple[RecordedOperator, ...]
@@ -99,14 +113,14 @@ def load_step(path: Path, known: Collection[str]) -> RecordedStep:
 
 
 def _rank(data: Any) -> int | None:
-    """What torch's profiler writes where torch.distributed is in use."""
+    """Return the rank that torch's profiler writes if torch.distributed is in use."""
     info = data.get("distributedInfo") if isinstance(data, dict) else None
     rank = info.get("rank") if isinstance(info, dict) else None
     return rank if type(rank) is int else None
 
 
 def _stated_step_s(data: Any) -> float | None:
-    """What perfmodel writes of the step that it predicts."""
+    """Return the step time that perfmodel writes into the trace of a prediction."""
     other = data.get("otherData") if isinstance(data, dict) else None
     step_s = other.get(STEP_TIME) if isinstance(other, dict) else None
     return step_s if type(step_s) is float and 0 < step_s < math.inf else None
@@ -165,7 +179,7 @@ def _placed(name: str, launched_us: float, kernels: list[dict[str, Any]]) -> _Pl
 
 
 def _on_host(events: list[dict[str, Any]], known: Collection[str]) -> list[_Placed]:
-    """Where nothing was launched (a CPU): the outermost known calls themselves."""
+    """Return the outermost known calls themselves, for a trace in which nothing was launched (a CPU)."""
     calls = _of(events, CALLS)
     owner = _owners(events, calls, known)
     outermost = {id(owner[id(call)]): owner[id(call)] for call in calls if _bare(owner[id(call)]) in known}
@@ -176,7 +190,7 @@ def _on_host(events: list[dict[str, Any]], known: Collection[str]) -> list[_Plac
 def _owners(
     events: list[dict[str, Any]], inner: list[dict[str, Any]], known: Collection[str]
 ) -> dict[int, dict[str, Any]]:
-    """For each of ``inner`` (by id) the operator call it counts for: see :func:`load_step`."""
+    """Return for each of ``inner``, by id, the operator call it counts for: see :func:`load_step`."""
     threads: dict[object, list[dict[str, Any]]] = defaultdict(list)
     wanted = {id(event) for event in inner}
     for event in [*_of(events, CALLS), *(event for event in inner if event["cat"] != "cpu_op")]:
@@ -201,7 +215,7 @@ def _ends_before(call: dict[str, Any], time_us: float) -> bool:
 
 
 def _step_starts(events: list[dict[str, Any]]) -> list[float]:
-    """When the host began each profiler step, microseconds."""
+    """Return when the host began each profiler step, in microseconds."""
     return sorted(
         float(event["ts"])
         for event in _of(events, ANNOTATIONS)
@@ -210,8 +224,9 @@ def _step_starts(events: list[dict[str, Any]]) -> list[float]:
 
 
 def _last_step(placed: list[_Placed], starts_us: list[float], stated_s: float | None) -> tuple[list[_Placed], float]:
-    """Operators and seconds of the last step that another follows, or else of the last. stated_s: of a step that no
-    other follows, as the file says.
+    """Return operators and seconds of the last step that is followed by another, or else of the last.
+
+    A step that no other follows takes ``stated_s``, as the file says.
     """
     steps: dict[int, list[_Placed]] = defaultdict(list)
     for found in placed:
