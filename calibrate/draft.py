@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from calibrate.jobs import Job
@@ -18,11 +18,12 @@ from calibrate.timing.samples import Samples
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import SAMPLES
 from perfmodel.files.reading import read_json
+from perfmodel.files.sections import Section
 from perfmodel.files.validation import validated
 from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import check_writable, write_atomically
 from perfmodel.hardware.profile import KernelRecord, Profile, load_profile, save_profile
-from perfmodel.hardware.quantities import SECTION, Count, DifferenceSeconds
+from perfmodel.hardware.quantities import Count, DifferenceSeconds
 from perfmodel.trace.operation import Operation, decode_operation, encode_operation
 from perfmodel.trace.trace import MALFORMED
 
@@ -158,10 +159,8 @@ def _taken_in_calls(values_s: tuple[float, ...], info: ValidationInfo) -> tuple[
     return values_s
 
 
-class _SamplesRow(BaseModel):
+class _SamplesRow(Section):
     """What the file says of one kernel key."""
-
-    model_config = SECTION
 
     operation: Annotated[list[Any], Field(min_length=6, max_length=6)]
     tf32: bool
@@ -171,9 +170,7 @@ class _SamplesRow(BaseModel):
     values_s: Annotated[tuple[DifferenceSeconds, ...], AfterValidator(_taken_in_calls)]
 
 
-class _SamplesFile(BaseModel):
-    model_config = SECTION
-
+class _SamplesFile(Section):
     version: Literal[2]
     kernels: dict[str, _SamplesRow]
     profile: str | None

@@ -18,10 +18,11 @@ from calibrate.this_machine.wirings import backend_of, environment, nodes_of
 from perfmodel.cost.piecewise import fit_curves
 from perfmodel.errors import naming
 from perfmodel.files.reading import read_json
+from perfmodel.files.sections import Section
 from perfmodel.files.validation import validated
 from perfmodel.files.writing import write_atomically
 from perfmodel.hardware.interconnect import Interconnect, TransferRecord
-from perfmodel.hardware.quantities import SECTION, NotNegativeSeconds, PositiveCount, Provenance
+from perfmodel.hardware.quantities import NotNegativeSeconds, PositiveCount, Provenance
 from perfmodel.program.program import Collective
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,10 +68,8 @@ class Request:
         return cls(**data | {"exact": exact, "stages": tuple(data["stages"]), "own": decode_own(data["own"])})
 
 
-class Asked(BaseModel):
+class Asked(Section):
     """Those facts of a :class:`Request` by which what it found goes into its profile."""
-
-    model_config = SECTION
 
     profile: str
     ranks: PositiveCount

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Protocol, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from perfmodel.files.sections import Section
 from perfmodel.hardware.quantities import (
     MOST_BYTES,
     MOST_S,
-    SECTION,
     Bytes,
     Count,
     DifferenceSeconds,
@@ -96,11 +96,7 @@ OwnPairKey = Annotated[str, AfterValidator(_of_own_pair)]
 TransferKey = Annotated[str, AfterValidator(_of_transfer)]
 
 
-class _Section(BaseModel):
-    model_config = SECTION
-
-
-class CollectiveRecord(_Section):
+class CollectiveRecord(Section):
     """One collective of one size on an otherwise idle machine (keys: :func:`collective_key`).
 
     time_s: median seconds from the last rank's arrival to its end; None where it failed. spread: relative. origin:
@@ -114,7 +110,7 @@ class CollectiveRecord(_Section):
     error: str | None = None
 
 
-class CollectiveSegment(_Section):
+class CollectiveSegment(Section):
     """A stretch of sizes that one protocol serves: seconds = alpha_s + beta_s_per_byte x bytes, with standard errors.
 
     least_bytes, most_bytes: the sizes it was fitted on; the first segment also serves smaller ones, the last larger.
@@ -135,7 +131,7 @@ class CollectiveSegment(_Section):
         return self
 
 
-class CallRecord(_Section):
+class CallRecord(Section):
     """Host seconds of one call, at the speed of the profile's host key ``reference``; what goes under ``reference``
     here is that work's own time, as it was.
 
@@ -190,7 +186,7 @@ def _ascending(segments: tuple[CollectiveSegment, ...]) -> tuple[CollectiveSegme
     return segments
 
 
-class TransferRecord(_Section):
+class TransferRecord(Section):
     """A copy between host and device, or two devices, of one size: ``h2d pinned 1048576``, ``d2h pageable ...``, ``both
     pinned ...`` (h2d and d2h at once, each of that size), ``p2p 1048576``. time_s: seconds until it, or both, ended.
     """
@@ -201,7 +197,7 @@ class TransferRecord(_Section):
     error: str | None = None
 
 
-class ContentionRecord(_Section):
+class ContentionRecord(Section):
     """A kernel and a collective running at once, each repeated without pause
     (``gemm_fp32_4096 all_reduce 4 float32 26214400``).
 
@@ -219,7 +215,7 @@ class ContentionRecord(_Section):
     samples: Count = 0
 
 
-class Coupling(_Section):
+class Coupling(Section):
     """How operators of one kind, or one kernel, and collectives slow each other while both run; fitted to pairs.
 
     compute_factor, communication_factor: see :class:`~perfmodel.cost.contention.Slowdown`. tail_share: of an operator's
@@ -237,7 +233,7 @@ class Coupling(_Section):
     pairs: Count = 0
 
 
-class Interconnect(_Section):
+class Interconnect(Section):
     """One way in which the ranks of the machine are wired.
 
     environment: the variables that make it so. provenance: the machine and libraries that it was measured with, and

@@ -11,15 +11,16 @@ import statistics
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from perfmodel.errors import PerfModelError, naming
 from perfmodel.files.kinds import MEASUREMENT
 from perfmodel.files.reading import read_json
+from perfmodel.files.sections import Section
 from perfmodel.files.validation import validated
 from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import write_atomically
-from perfmodel.hardware.quantities import SECTION, Bytes, Count, NotNegativeSeconds, PositiveBytes, Provenance, Seconds
+from perfmodel.hardware.quantities import Bytes, Count, NotNegativeSeconds, PositiveBytes, Provenance, Seconds
 
 # Format history
 # 1  first
@@ -33,11 +34,7 @@ Steps = Annotated[tuple[Seconds, ...], Field(min_length=1)]
 Phase = Annotated[tuple[NotNegativeSeconds, ...], Field(min_length=1)]
 
 
-class _Section(BaseModel):
-    model_config = SECTION
-
-
-class StepMemory(_Section):
+class StepMemory(Section):
     """The caching allocator around one step, bytes."""
 
     allocated_before_bytes: Bytes
@@ -45,7 +42,7 @@ class StepMemory(_Section):
     peak_reserved_bytes: Bytes
 
 
-class PipelineAction(_Section):
+class PipelineAction(Section):
     """What a stage of a pipeline computed once, in seconds since the first rank began the step.
 
     kind: F forward (of the last stage with the loss), B backward, I backward for the stage's inputs alone, W for its
@@ -59,7 +56,7 @@ class PipelineAction(_Section):
     end_s: NotNegativeSeconds
 
 
-class RankSamples(_Section):
+class RankSamples(Section):
     """What one rank of several saw, in the columns of :class:`Measurement`."""
 
     step_s: Steps
@@ -76,7 +73,7 @@ class RankSamples(_Section):
         return self.memory[-1] if len(self.memory) > STEADY else None
 
 
-class BucketLayout(_Section):
+class BucketLayout(Section):
     """Sizes of DistributedDataParallel's buckets as it reports them: in the first step, and rebuilt after it."""
 
     initial_bytes: tuple[Bytes, ...]
@@ -84,7 +81,7 @@ class BucketLayout(_Section):
     rebuilt: bool = False
 
 
-class RankCommunication(_Section):
+class RankCommunication(Section):
     """Collectives of a step as one rank's profiler trace shows them: medians over a few steps, seconds.
 
     communication_s: when any collective ran. exposed_s: the part of it when no other kernel did. overlap_ratio: the
@@ -102,7 +99,7 @@ class RankCommunication(_Section):
     exposed_beyond_pauses_s: float | None = None
 
 
-class Measurement(_Section):
+class Measurement(Section):
     """See the module.
 
     scenario: as resolved when it ran. split: ``tuning`` or ``held-out``, fixed before it ran. group: the class the

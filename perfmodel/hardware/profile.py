@@ -14,12 +14,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from perfmodel.errors import PerfModelError, did_you_mean, naming
 from perfmodel.files.kinds import PROFILE
 from perfmodel.files.reading import read_json, regular_file
+from perfmodel.files.sections import Section
 from perfmodel.files.validation import validated
 from perfmodel.files.versions import upgrade
 from perfmodel.files.writing import write_atomically
@@ -28,7 +29,6 @@ from perfmodel.hardware.interconnect import Interconnect, TransferKey, TransferR
 from perfmodel.hardware.quantities import (
     MOST_BYTES,
     MOST_COUNT,
-    SECTION,
     Bytes,
     Coordinate,
     Count,
@@ -55,11 +55,7 @@ DEFAULT_CPU_PROFILE = "cpu.json"
 USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
 
-class _Section(BaseModel):
-    model_config = SECTION
-
-
-class Device(_Section):
+class Device(Section):
     """One accelerator (or the CPU), from its driver and its datasheet; ``peak_`` numbers are the datasheet's.
 
     peak_flops_per_s: by arithmetic kind: fp32, tf32, bf16, fp16.
@@ -76,7 +72,7 @@ class Device(_Section):
     peak_memory_bytes_per_s: PerSecond | None = None
 
 
-class Launch(_Section):
+class Launch(Section):
     """The device clock's own constants, measured with kernels that do nothing.
 
     latency_s: from the host's launch call returning to the kernel starting on an idle stream.
@@ -99,7 +95,7 @@ class Launch(_Section):
         return self.waiting_gap_s[known - 1] if known else 0.0
 
 
-class Cache(_Section):
+class Cache(Section):
     """What the last-level cache does, measured by streaming over ever larger buffers, and by small kernels behind one.
 
     capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.l2_cache`. miss_s_per_byte: what a byte
@@ -126,7 +122,7 @@ def _frees_what_it_has(script: tuple[int, ...]) -> tuple[int, ...]:
     return script
 
 
-class KernelRecord(_Section):
+class KernelRecord(Section):
     """One operator call, measured alone under its kernel key.
 
     time_s: median time one call adds to a busy stream of changing kernels, warm: its kernels and the gaps around them;
@@ -147,7 +143,7 @@ class KernelRecord(_Section):
     error: str | None = None
 
 
-class HostRecord(_Section):
+class HostRecord(Section):
     """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`).
 
     All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's
@@ -161,7 +157,7 @@ class HostRecord(_Section):
     samples: Count = 0
 
 
-class CurveRecord(_Section):
+class CurveRecord(Section):
     """A fitted cost curve: its form (a function of :mod:`perfmodel.cost.kernels`), parameters and how well it holds.
 
     leave_one_out: relative errors of predicting each grid point from the others: median, p90, worst, bias. ranges:
@@ -186,7 +182,7 @@ class CurveRecord(_Section):
         return self
 
 
-class MemoryConstants(_Section):
+class MemoryConstants(Section):
     """Device memory outside any tensor.
 
     context_bytes: what a process with torch and its kernels loaded holds before the allocator's first segment.
@@ -199,7 +195,7 @@ class MemoryConstants(_Section):
     cublaslt_workspace_bytes: Bytes = 0
 
 
-class PowerLoop(_Section):
+class PowerLoop(Section):
     """One kind of work repeated without pause, or in turns with matrix products that make the device hot.
 
     products, calls: of one round. time_s: of a call, product_s: of a product. clock_hz, draw_w: once it has settled.
@@ -213,7 +209,7 @@ class PowerLoop(_Section):
     draw_w: Watts | None = None
 
 
-class PowerReading(_Section):
+class PowerReading(Section):
     """What was read of one kind of work.
 
     alone_s: a call as kernel keys are timed. flops: of a call, where the kind is there for them; arithmetic: their
@@ -226,7 +222,7 @@ class PowerReading(_Section):
     loops: tuple[PowerLoop, ...]
 
 
-class PowerKind(_Section):
+class PowerKind(Section):
     """A kind of work as :mod:`perfmodel.cost.power` takes it.
 
     draw_w: at full clock, hot. clock_share: of its time, what follows the clock. flops_per_s: with which it draws that,
@@ -239,7 +235,7 @@ class PowerKind(_Section):
     arithmetic: str | None = None
 
 
-class Power(_Section):
+class Power(Section):
     """What work draws, and what its power limit does to the device's clock; empty where unread.
 
     idle_w: draw between kernels. limit_w, full_clock_hz: when this was measured. kinds: by kind of work
@@ -257,7 +253,7 @@ class Power(_Section):
     readings: dict[str, PowerReading] = {}
 
 
-class Profile(_Section):
+class Profile(Section):
     """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
 
     interconnects: by name. interconnect: the name of the machine's own. topology: what ``nvidia-smi topo -m`` prints.

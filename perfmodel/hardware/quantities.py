@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from perfmodel.units import LEAST_S
@@ -60,9 +60,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MOST_COUNT)]
-
-# Of a section of a measured file: its keys are known, its numbers are finite, and it never changes.
-SECTION = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def is_count(text: str, least: int = 1, most: int = MOST_COUNT) -> bool:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     StrictBool,
@@ -23,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from perfmodel.files.sections import Section
 from perfmodel.limits import MOST_GPUS, MOST_LAYERS
 from perfmodel.scenario.families import FAMILIES
 
@@ -37,11 +36,7 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelInput(_Section):
+class ModelInput(Section):
     """One keyword argument of a user's forward: shape of integers and the symbols ``batch`` and ``sequence``."""
 
     shape: tuple[Annotated[int, Field(ge=0, le=10**12)] | Literal["batch", "sequence"], ...]
@@ -49,7 +44,7 @@ class ModelInput(_Section):
     high: Count | None = None
 
 
-class ModelSection(_Section):
+class ModelSection(Section):
     """A family with a size or dimensions, or a target of the user's own."""
 
     family: str | None = None
@@ -82,7 +77,7 @@ class ModelSection(_Section):
         return self.model_copy(update={**dimensions, "size": None})
 
 
-class BatchSection(_Section):
+class BatchSection(Section):
     """size: samples of one forward call of a data-parallel rank; of a pipeline, of all its micro-batches together, in
     each replica of it. sequence_length: tokens a sample (token models).
     """
@@ -91,25 +86,25 @@ class BatchSection(_Section):
     sequence_length: Count | None = None
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(Section):
     name: Literal["adamw", "sgd"] = "adamw"
     implementation: Literal["foreach", "fused", "for-loop"] = "foreach"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
 
 
-class EveryK(_Section):
+class EveryK(Section):
     every: Count
 
 
-class TrainingSection(_Section):
+class TrainingSection(Section):
     gradient_accumulation: MicroBatches = 1
     activation_checkpointing: Literal["none", "full", "selective"] | EveryK = "none"
     compile: bool = False
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
 
 
-class MixedPrecisionSection(_Section):
+class MixedPrecisionSection(Section):
     """FSDP's policy. param: what forward and backward compute in; absent: the parameters' own. reduce: what gradients
     are reduced in; absent: as param.
     """
@@ -129,7 +124,7 @@ def _resharding(value: object, check: ValidatorFunctionWrapHandler) -> object:
 Resharding = Annotated[StrictBool | Count | None, WrapValidator(_resharding)]
 
 
-class FsdpSection(_Section):
+class FsdpSection(Section):
     """How zero2 and zero3 shard, as torch's fully_shard does.
 
     wrap: a group of parameters for each block and one for the rest (``blocks``), or one for all (``root``).
@@ -158,7 +153,7 @@ SPLITTING: tuple[Schedule, ...] = ("interleaved-zero-bubble", *THERE_AND_BACK)  
 IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble")
 
 
-class PipelineSection(_Section):
+class PipelineSection(Section):
     """A pipeline, as torch.distributed.pipelining runs it.
 
     With ``dp`` there are so many replicas of it, under strategy ddp: ranks 0 to stages - 1 are the first, the next ones
@@ -188,7 +183,7 @@ class PipelineSection(_Section):
 SHARDED = ("zero1", "zero2", "zero3")  # strategies by which ranks share optimizer states, gradients or parameters
 
 
-class ParallelismSection(_Section):
+class ParallelismSection(Section):
     """dp: data-parallel ranks. strategy: naive (all-reduce of each gradient after backward), flat (one of all
     gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 (ddp with a sharded
     optimizer), zero2 and zero3 (torch's fully_shard, parameters kept or gathered again for backward).
@@ -213,7 +208,7 @@ class ParallelismSection(_Section):
         return self.dp * (1 if self.pp is None else self.pp.stages)
 
 
-class HardwareSection(_Section):
+class HardwareSection(Section):
     """profile: a catalog name or a file. gpus: in all, over the nodes. gpu_speeds: what each GPU does in the time in
     which one of the profile does 1; None: all are alike. nodes: those of the interconnect.
     """
@@ -225,7 +220,7 @@ class HardwareSection(_Section):
     interconnect: str | None = None
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """The whole question; see the module."""
 
     version: Literal[1] = 1
