@@ -37,7 +37,16 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "amp-bf16", "amp-fp16"]
 
 
 class ModelInput(Section):
-    """One keyword argument of a user's forward: shape of integers and the symbols ``batch`` and ``sequence``."""
+    """A keyword argument of a user's forward.
+
+    Attributes
+    ----------
+    shape : tuple of int or str
+        Integers, and the words ``batch`` and ``sequence`` for ``batch.size`` and ``batch.sequence_length``.
+    dtype : str
+    high : int, optional
+        Integers are random numbers below it.
+    """
 
     shape: tuple[Annotated[int, Field(ge=0, le=10**12)] | Literal["batch", "sequence"], ...]
     dtype: str = "float32"
@@ -45,7 +54,24 @@ class ModelInput(Section):
 
 
 class ModelSection(Section):
-    """A family with a size or dimensions, or a target of the user's own."""
+    """A model: a family with a size or dimensions, or a target of the user's own.
+
+    Attributes
+    ----------
+    family : str, optional
+        A row of :data:`~perfmodel.scenario.families.FAMILIES`, which says what dimensions it takes: the keys from
+        ``layers`` to ``classes``.
+    size : str, optional
+        One of the family's sizes; dimensions that are given as well override the size's.
+    target : str, optional
+        A callable that returns the module, as ``package.module:name``, called with ``arguments``.
+    inputs : dict
+        What its forward is called with.
+    loss : str
+        ``output.loss``, ``cross_entropy`` or a function ``package.module:name`` of the module and its inputs.
+    blocks : str, optional
+        The submodule of the target whose children are the repeated blocks.
+    """
 
     family: str | None = None
     size: str | None = None
@@ -78,8 +104,15 @@ class ModelSection(Section):
 
 
 class BatchSection(Section):
-    """size: samples of one forward call of a data-parallel rank; of a pipeline, of all its micro-batches together, in
-    each replica of it. sequence_length: tokens a sample (token models).
+    """What one forward call computes.
+
+    Attributes
+    ----------
+    size : int
+        Samples of one forward call of a data-parallel rank; of a pipeline, of all its micro-batches together, in each
+        replica of it.
+    sequence_length : int, optional
+        Tokens of a sample (token models).
     """
 
     size: Count
@@ -87,6 +120,14 @@ class BatchSection(Section):
 
 
 class OptimizerSection(Section):
+    """The optimizer, one of torch's, in the implementation that is named.
+
+    Attributes
+    ----------
+    max_grad_norm : float, optional
+        Gradients are clipped to it; None: they are not clipped.
+    """
+
     name: Literal["adamw", "sgd"] = "adamw"
     implementation: Literal["foreach", "fused", "for-loop"] = "foreach"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -94,10 +135,25 @@ class OptimizerSection(Section):
 
 
 class EveryK(Section):
+    """Checkpointing of one block in ``every``."""
+
     every: Count
 
 
 class TrainingSection(Section):
+    """How a step is trained.
+
+    Attributes
+    ----------
+    gradient_accumulation : int
+        Micro-batches of ``batch.size`` samples before each optimizer step.
+    activation_checkpointing : str or EveryK
+        ``none``; ``full``: every repeated block is recomputed in backward; ``selective``: all of it but GEMMs,
+        convolutions and attention; ``{every: k}``: one block in k.
+    compile : bool
+        Must be false: only eager steps are modelled.
+    """
+
     gradient_accumulation: MicroBatches = 1
     activation_checkpointing: Literal["none", "full", "selective"] | EveryK = "none"
     compile: bool = False
@@ -105,8 +161,14 @@ class TrainingSection(Section):
 
 
 class MixedPrecisionSection(Section):
-    """FSDP's policy. param: what forward and backward compute in; absent: the parameters' own. reduce: what gradients
-    are reduced in; absent: as param.
+    """FSDP's policy of dtypes.
+
+    Attributes
+    ----------
+    param : str, optional
+        What forward and backward compute in; None: in the parameters' own dtype.
+    reduce : str, optional
+        What gradients are reduced in; None: as ``param``.
     """
 
     param: Literal["fp32", "bf16", "fp16"] | None = None
@@ -114,7 +176,7 @@ class MixedPrecisionSection(Section):
 
 
 def _resharding(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """One rule for a value that may be of several types, of which pydantic would name the first alone."""
+    """Give one rule for a value that may be of several types, of which pydantic would name the first alone."""
     try:
         return check(value)
     except ValidationError:
@@ -127,12 +189,20 @@ Resharding = Annotated[StrictBool | Count | None, WrapValidator(_resharding)]
 class FsdpSection(Section):
     """How zero2 and zero3 shard, as torch's fully_shard does.
 
-    wrap: a group of parameters for each block and one for the rest (``blocks``), or one for all (``root``).
-    reshard_after_forward: overrides the strategy's own, false for zero2 and true for zero3; a number of ranks keeps
-    a part of so many's (1: false). replicate: copies of the sharded model (HSDP), each over consecutive ranks. offload:
-    shards, their gradients and optimizer states live in pinned host memory, and the CPU runs the optimizer.
-    forward_prefetch, backward_prefetch: how many of the next blocks in forward, or of those before in backward, each
-    block gathers ahead; absent: torch's implicit way.
+    Attributes
+    ----------
+    wrap : {"blocks", "root"}
+        A group of parameters for each block and one for the rest, or one for all.
+    reshard_after_forward : bool or int, optional
+        Overrides the strategy's own value, which is false for zero2 and true for zero3. With a number of ranks, that
+        many share the parameters between forward and backward (1 is the same as false).
+    replicate : int
+        Copies of the sharded model (HSDP), each over consecutive ranks.
+    offload : bool
+        Shards, their gradients and optimizer states live in pinned host memory, and the CPU runs the optimizer.
+    forward_prefetch, backward_prefetch : int, optional
+        How many of the following blocks, in the order of forward or of backward, each block gathers ahead; None:
+        torch's implicit way.
     """
 
     mixed_precision: MixedPrecisionSection | None = None
@@ -156,16 +226,28 @@ IN_ROUNDS: tuple[Schedule, ...] = ("interleaved-1f1b", "interleaved-zero-bubble"
 class PipelineSection(Section):
     """A pipeline, as torch.distributed.pipelining runs it.
 
-    With ``dp`` there are so many replicas of it, under strategy ddp: ranks 0 to stages - 1 are the first, the next ones
-    the second, ..., each with ``batch.size`` samples of its own; ranks that have the same stages reduce their gradients
-    together, in the last of their backwards. Schedules that split backwards cannot.
+    Attributes
+    ----------
+    stages : int
+        Ranks that the model is cut over.
+    schedule : str
+        The order in which they work.
+    micro_batches : int
+        Pieces of the batch that follow each other through the pipeline.
+    virtual_stages : int
+        Stages of the model, in torch's sense, that each rank has. They are dealt out in turns; ``zbv-zero-bubble`` and
+        ``dualpipev``, which need two, deal them out there and back.
+    layers : tuple of int, optional
+        Repeated blocks of each stage of the model, in order; None: such that the largest stage has as few parameters
+        as can be. That balances parameters, not time: embeddings count like all others, though looking tokens up takes
+        hardly any time, so that the first stage may have fewer blocks than it has time for. What was chosen is in the
+        report; ``layers`` chooses otherwise.
 
-    stages: ranks that the model is cut over. schedule: in which order they work. micro_batches: parts of the batch that
-    follow each other through the pipeline. virtual_stages: parts of the model that each rank has, dealt out in turns
-    (by ``zbv-zero-bubble`` and ``dualpipev``, which need two, there and back). layers: repeated blocks of each part of
-    the model, in order; absent: such that the largest part has as few parameters as can be. That balances parameters,
-    not time: embeddings count like all others, though looking tokens up takes hardly any time, so that the first part
-    may have fewer blocks than it has time for. What was chosen is in the report; ``layers`` chooses otherwise.
+    Notes
+    -----
+    With ``dp`` there are so many replicas of the pipeline, under strategy ddp: ranks 0 to stages - 1 are the first, the
+    next ones the second, and so on, each with ``batch.size`` samples of its own. Ranks that have the same stages reduce
+    their gradients together, in the last of their backwards. Schedules that split backwards cannot.
     """
 
     stages: Annotated[int, Field(ge=2, le=MOST_LAYERS, strict=True)]
@@ -184,12 +266,26 @@ SHARDED = ("zero1", "zero2", "zero3")  # strategies by which ranks share optimiz
 
 
 class ParallelismSection(Section):
-    """dp: data-parallel ranks. strategy: naive (all-reduce of each gradient after backward), flat (one of all
-    gradients), overlap (one a parameter, from hooks), ddp (torch's DistributedDataParallel), zero1 (ddp with a sharded
-    optimizer), zero2 and zero3 (torch's fully_shard, parameters kept or gathered again for backward).
-    bucket_cap_mb: in MiB; absent: torch's default, 25 after a first bucket of 1. zero1_form: broadcast (torch's
-    ZeroRedundancyOptimizer; the default) or reduce-scatter (the paper's). parameters_as_bucket_view: of the former.
-    fsdp: of zero2 and zero3. pp: a pipeline, of which dp counts the replicas.
+    """How ranks share the work.
+
+    Attributes
+    ----------
+    dp : int
+        Data-parallel ranks; with a pipeline, its replicas.
+    strategy : str
+        ``naive`` (all-reduce of each gradient after backward), ``flat`` (one all-reduce of all gradients), ``overlap``
+        (one for each parameter, from hooks), ``ddp`` (torch's DistributedDataParallel), ``zero1`` (ddp with a sharded
+        optimizer), ``zero2`` and ``zero3`` (torch's fully_shard, which keeps parameters for backward or gathers them
+        again).
+    bucket_cap_mb : float, optional
+        Size of a bucket in MiB; None: torch's default, 25 after a first bucket of 1.
+    zero1_form : str, optional
+        ``broadcast`` (torch's ZeroRedundancyOptimizer; the default) or ``reduce-scatter`` (the paper's).
+    parameters_as_bucket_view : bool, optional
+        A setting of zero1's form ``broadcast``.
+    fsdp : FsdpSection, optional
+        Settings of zero2 and zero3.
+    pp : PipelineSection, optional
     """
 
     dp: Ranks = 1
@@ -204,13 +300,25 @@ class ParallelismSection(Section):
 
     @property
     def ranks(self) -> int:
-        """In all."""
+        """Number of ranks: data-parallel ones x stages."""
         return self.dp * (1 if self.pp is None else self.pp.stages)
 
 
 class HardwareSection(Section):
-    """profile: a catalog name or a file. gpus: in all, over the nodes. gpu_speeds: what each GPU does in the time in
-    which one of the profile does 1; None: all are alike. nodes: those of the interconnect.
+    """What the scenario runs on.
+
+    Attributes
+    ----------
+    profile : str
+        A name of the catalog or a file.
+    gpus : int
+        GPUs of all nodes together.
+    gpu_speeds : tuple of float, optional
+        For each GPU, its speed relative to the profile's; None: all are equal to it.
+    nodes : int
+        Nodes of the interconnect.
+    interconnect : str, optional
+        One that the profile has measured; None: the profile's own.
     """
 
     profile: str
@@ -237,27 +345,28 @@ class Scenario(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the file that the scenario was read from, where the module of its target is looked for first;
-        None where there was no file, or there is no target.
+        """Folder of the file that the scenario was read from, or None if there was no file or there is no target.
+
+        The module of the target is looked for there first.
         """
         return self._folder
 
     def found_in(self, folder: Path | None) -> Scenario:
-        """The same scenario, read from a file in ``folder``."""
+        """Return the same scenario as if it was read from a file in ``folder``."""
         if self.model.target is None:
             return self
-        found = self.model_copy()
-        found._folder = folder
-        return found
+        copy = self.model_copy()
+        copy._folder = folder
+        return copy
 
     @property
     def matmul_tf32(self) -> bool:
-        """Whether float32 matrix products may use TF32. Convolutions always may: torch's default."""
+        """Whether float32 GEMMs may use TF32. Convolutions always may: torch's default."""
         return self.precision == "tf32"
 
 
 def workload_of(scenario: Scenario) -> dict[str, Any]:
-    """The part of the scenario that decides which operators run: what a trace is looked up by.
+    """Return the keys that decide which operators run: what a trace is looked up by.
 
     Accumulation over two or more micro-batches is traced with two. TF32 changes kernels, not operators.
     """
@@ -272,5 +381,5 @@ def workload_of(scenario: Scenario) -> dict[str, Any]:
 
 
 def workload_digest(workload: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits that name a workload."""
+    """Return twelve hexadecimal digits that name a workload."""
     return hashlib.sha256(json.dumps(workload, sort_keys=True).encode()).hexdigest()[:12]
