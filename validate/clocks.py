@@ -41,7 +41,7 @@ class HostClock:
         self.times_s.append(time.perf_counter())
 
     def intervals(self) -> list[tuple[str, int, float]]:
-        """What was marked, with what the host clock showed in between."""
+        """Return what was marked, with what the host clock showed in between."""
         ends_s = self.times_s[1:]
         return [
             (phase, micro_batch, end_s - start_s)
@@ -78,14 +78,14 @@ class CudaClock:
         self.used += 1
 
     def intervals(self) -> list[tuple[str, int, float]]:
-        """What was marked, with the device's time between each event and the next; waits for the device."""
+        """Wait for the device; return what was marked, with its time between each event and the next."""
         torch.cuda.synchronize()
         pairs = zip(self.labels, self.events, self.events[1:], strict=False)
         return [(*label, start.elapsed_time(end) * MS) for label, start, end in pairs]
 
 
 def steps_of(intervals: Sequence[tuple[str, int, float]]) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
-    """Seconds of each step, and of each phase in it with its micro-batches added up.
+    """Return seconds of each step, and of each phase in it with its micro-batches added up.
 
     >>> steps_of([("forward", 0, 1.0), ("backward", 0, 2.0), ("forward", 0, 1.5), ("backward", 0, 2.5)])
     ((3.0, 4.0), {'forward': (1.0, 1.5), 'backward': (2.0, 2.5)})
@@ -99,7 +99,7 @@ def steps_of(intervals: Sequence[tuple[str, int, float]]) -> tuple[tuple[float, 
 
 
 def _split(intervals: Sequence[tuple[str, int, float]]) -> Iterator[list[tuple[str, int, float]]]:
-    """A step starts wherever the first mark comes again."""
+    """Split marks into steps: one starts wherever the first mark comes again."""
     step: list[tuple[str, int, float]] = []
     for interval in intervals:
         if step and interval[:2] == intervals[0][:2]:

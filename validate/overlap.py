@@ -58,7 +58,7 @@ def _interval(event: dict[str, Any]) -> Interval:
 
 
 def union(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """The same stretch of time as intervals that do not touch, ascending.
+    """Return the same stretch of time as intervals that do not touch, ascending.
 
     >>> union([(3, 4), (0, 1), (0.5, 2), (2, 2.5)])
     ((0, 2.5), (3, 4))
@@ -73,7 +73,7 @@ def union(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def without_pauses(intervals: Sequence[Interval], pause_s: float = PAUSE_S) -> tuple[Interval, ...]:
-    """A union in which what lies less than ``pause_s`` apart touches.
+    """Return a union in which what lies less than ``pause_s`` apart touches.
 
     >>> without_pauses([(0, 1), (1.25, 2), (3, 4)], 0.5)
     ((0, 2), (3, 4))
@@ -88,7 +88,7 @@ def without_pauses(intervals: Sequence[Interval], pause_s: float = PAUSE_S) -> t
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> float:
-    """Length of what two unions share.
+    """Return the length of what two unions share.
 
     >>> common([(0, 2), (3, 5)], [(1, 4)])
     2.0
@@ -104,7 +104,7 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> float:
 
 
 def communication_of(traces: Sequence[RankTrace], steps: int, skipped: int) -> tuple[RankCommunication, ...]:
-    """For each rank the communication of a step: medians over steps.
+    """Return for each rank the communication of a step: medians over steps.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def _of_rank(trace: RankTrace, late: Sequence[Interval] | None, steps: int, skip
 def _medians(
     collectives: Sequence[Interval], computation: Sequence[Interval], steps: int, skipped: int
 ) -> tuple[float, float, float]:
-    """Seconds of communication, seconds of it exposed, and the ratio hidden."""
+    """Return seconds of communication, seconds of it exposed, and the ratio hidden."""
     each = len(collectives) // steps
     rows = []
     for step in range(skipped, steps):
@@ -157,7 +157,7 @@ def _medians(
 
 
 def since_last_arrival(collectives: Sequence[Sequence[Interval]]) -> list[tuple[Interval, ...]] | None:
-    """Each rank's collectives, on its clock, from the moment when the last rank has begun the same one.
+    """Return each rank's collectives, on its clock, from the moment when the last rank has begun the same one.
 
     A rank's clock is ahead of rank 0's by the median difference of the ends. None if numbers differ.
 

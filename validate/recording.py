@@ -73,9 +73,10 @@ def _segment(segment: dict[str, Any]) -> dict[str, Any]:
 
 
 def record_trace(step: TrainingStep, path: Path, steps: int = 1) -> None:
-    """Steady steps under torch's profiler, phases as ranges named ``perfmodel::<phase>``: a Chrome trace.
+    """Record a Chrome trace of steady steps, phases as ranges named ``perfmodel::<phase>``.
 
-    A step before them takes what the profiler's own start costs. Several are ranges ``ProfilerStep#<number>`` too.
+    It is written by torch's profiler. A step before them takes what the profiler's own start costs. Several steps are
+    ranges ``ProfilerStep#<number>`` too.
     """
     cuda = step.device_type == "cuda"
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -93,7 +94,7 @@ def record_trace(step: TrainingStep, path: Path, steps: int = 1) -> None:
 
 
 def _phase_ranges() -> Callable[[str, int], None]:
-    """A mark that opens a profiler range for each phase and closes the one before."""
+    """Return a mark that opens a profiler range for each phase and closes the one before."""
     opened: list[Any] = []
 
     def mark(phase: str, micro_batch: int) -> None:

@@ -37,7 +37,7 @@ NOT_RECORDED = "nothing is recorded of a kept case. Record it with `perfmodel va
 
 @dataclass
 class Outcome:
-    """What became of a list of cases. kept: measured by an earlier run, and left as they are."""
+    """What became of a list of cases; ``kept`` were measured by an earlier run and are left as they are."""
 
     measured: list[Measurement] = field(default_factory=list)
     kept: list[Measurement] = field(default_factory=list)
@@ -67,8 +67,8 @@ def measure(
 
     A scenario of several GPUs runs on as many ranks, each a process with random data of its own, joined by its
     ``hardware.interconnect``; every rank is measured so. With ``trace``, each writes one of four steps, from which the
-    overlap of communication and computation is taken. Of a pipeline each rank runs its stages of one batch, the same
-    for all ranks of a replica, and writes down when each computed what.
+    overlap of communication and computation is taken. In a pipeline each rank runs its stages of one batch, the
+    same for all ranks of a replica, and writes down when each computed what.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def _run_worker(request: dict[str, Any], effort: dict[str, Any], folder: Path, t
 
 
 def _program(request: dict[str, Any], effort: dict[str, Any], folder: Path) -> list[str]:
-    """The worker as arguments of ``python``; its results go to ``folder / result.json``."""
+    """Return the worker as arguments of ``python``; its results go to ``folder / result.json``."""
     asked = folder / "request.json"
     write_atomically(asked, json.dumps({"request": request, "effort": effort}), None)
     return ["-m", "validate.worker", str(asked), str(folder / "result.json")]
@@ -215,7 +215,7 @@ def _measure_ranks(
 
 
 def merge_ranks(ranks: Sequence[Measurement]) -> Measurement:
-    """One measurement of what each rank measured, rank 0's first: its columns, each step the slowest rank's."""
+    """Return one measurement of all ranks', given rank 0's first: its columns, each step the slowest rank's."""
     shared = RankSamples.model_fields
     return ranks[0].model_copy(
         update={
@@ -299,7 +299,7 @@ def _measure_case(
 
 
 def _measured_before(path: Path, case: Case, again: bool) -> Measurement | None:
-    """What an earlier run measured of the case. With ``again``, a damaged file counts as none."""
+    """Return what an earlier run measured of the case. With ``again``, a damaged file counts as none."""
     if not path.exists():
         return None
     try:
@@ -314,7 +314,7 @@ def _measured_before(path: Path, case: Case, again: bool) -> Measurement | None:
 
 
 def _recordings(case: Case, device: str, results: Path) -> dict[str, Path | None]:
-    """Where :func:`measure` is to write them, which is refused now if it cannot be done."""
+    """Return where :func:`measure` is to write recordings; refuse now what cannot be written."""
     trace = results / f"{case.name}.trace.json.gz"
     history = results / f"{case.name}.history.json.gz" if device == "cuda" else None
     for rank in range(case.scenario.parallelism.ranks):
@@ -325,7 +325,7 @@ def _recordings(case: Case, device: str, results: Path) -> dict[str, Path | None
 
 
 def summary(measurement: Measurement) -> str:
-    """Step time with its spread, synced step time and peak memory in one line.
+    """Return step time with its spread, synced step time and peak memory in one line.
 
     >>> summary(Measurement(name="a", split="tuning", group="own", scenario={}, provenance={}, warmup_steps=5,
     ...     step_s=(0.01, 0.01), synced_step_s=(0.011,), phases_s={}))

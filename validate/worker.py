@@ -80,8 +80,20 @@ class Steady:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. scenario: as plain data. folder: of its file. trace, history: where to write recordings,
-    or None. ranks: processes that run it together, each with a GPU. group_timeout_s: how long one waits for another.
+    """What to measure.
+
+    Attributes
+    ----------
+    scenario : dict
+        A scenario as plain data.
+    folder : str or None
+        The folder of its file.
+    trace, history : str or None
+        Where to write recordings.
+    ranks : int
+        Processes that run it together, each with a GPU.
+    group_timeout_s : float
+        How long one rank waits for another, in seconds.
     """
 
     name: str
@@ -184,18 +196,18 @@ def _build(
     history: AllocatorHistory | None,
     ranks: Ranks | Alone,
 ) -> TrainingStep:
-    """Module, inputs and optimizer on the device, in an allocator that has held nothing else.
+    """Return module, inputs and optimizer on the device, in an allocator that has held nothing else.
 
     Building and casting on the device leaves freed blocks behind, so on CUDA the module goes through the host and comes
     back tensor by tensor in the order :func:`replace_tensors` promises. Ranks build the same module and then draw
-    samples of their own; of a pipeline, each keeps its parts of it.
+    samples of their own; in a pipeline, each keeps its share of it.
     """
     allow_import = request.allow_import
     is_pipeline = scenario.parallelism.pp is not None
     if is_pipeline:
         from validate.strategies import pipeline
 
-        module: nn.Module = pipeline.own_parts(scenario, ranks.rank, device)
+        module: nn.Module = pipeline.own_stages(scenario, ranks.rank, device)
     else:
         with torch.device(device):
             module = build_module(scenario, allow_import)
@@ -220,7 +232,7 @@ def _build(
 
 
 def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str | None) -> list[StepMemory]:
-    """Steps 1, 2 and 3 with what each found and reached in the allocator; the first two go into the history."""
+    """Run three steps; return what each found and reached in the allocator. The first two go into the history."""
     found = []
     for index in range(MEMORY_STEPS):
         if history is not None and path is not None:
@@ -274,7 +286,7 @@ def _blocks(count: int, step_s: float) -> list[int]:
 
 
 def _steady(step: TrainingStep, blocks: list[int], reference: HostReference, ranks: Ranks | Alone) -> Steady:
-    """Blocks of steps without synchronisation, after each of which the host's speed is taken."""
+    """Time blocks of steps without synchronisation, after each of which the host's speed is measured."""
     found = Steady(blocks=blocks)
     gc.collect()
     gc.freeze()  # else a collection walks every object of every library in the middle of a step
@@ -290,7 +302,7 @@ def _steady(step: TrainingStep, blocks: list[int], reference: HostReference, ran
 
 
 def _block(step: TrainingStep, count: int) -> list[tuple[str, int, float]]:
-    """Intervals of ``count`` steps one after another, behind a few that let the host run ahead."""
+    """Return intervals of ``count`` steps one after another, behind a few that let the host run ahead."""
     _synchronize(step)
     most_marks = 4 + 2 * step.scenario.training.gradient_accumulation
     clock: Clock = CudaClock(count * most_marks) if step.device_type == "cuda" else HostClock()
@@ -303,7 +315,7 @@ def _block(step: TrainingStep, count: int) -> list[tuple[str, int, float]]:
 
 
 def _synced(step: TrainingStep, count: int) -> tuple[float, ...]:
-    """Host seconds of steps that each end with a synchronisation."""
+    """Return host seconds of steps that each end with a synchronisation."""
     _synchronize(step)
     durations_s = []
     for _ in range(count):
@@ -320,7 +332,7 @@ def _synchronize(step: TrainingStep) -> None:
 
 
 def _actions(step: TrainingStep, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
-    """What each stage of this rank computed in one step of a pipeline; nothing where there is none."""
+    """Return what each stage of this rank computed in one step of a pipeline; nothing without a pipeline."""
     if step.scenario.parallelism.pp is None:
         return ()
     from validate.strategies import pipeline
@@ -334,7 +346,7 @@ def _scale(step: TrainingStep) -> float:
 
 
 def _device_memory(device: torch.device) -> tuple[int | None, int | None]:
-    """Bytes in use on the device (context and modules included), and bytes it has."""
+    """Return bytes in use on the device (context and modules included), and bytes it has."""
     if device.type != "cuda":
         return None, None
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -367,7 +379,7 @@ def _main_of_rank(request: Request, effort: Effort, path: Path) -> None:
 
 
 def of_rank(request: Request, rank: int) -> Request:
-    """What one rank records: each its own trace, and rank 0 the allocator's history."""
+    """Return what one rank records: each its own trace, and rank 0 the allocator's history."""
     trace = None if request.trace is None else str(of_rank_path(Path(request.trace), rank))
     return replace(request, trace=trace, history=request.history if rank == 0 else None)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def build_module(scenario: Scenario, allow_import: bool = False) -> nn.Module:
-    """The scenario's module with random weights, on the default device of the context it is called in.
+    """Return the scenario's module with random weights, on the default device of the context it is called in.
 
     Parameters are float32, or under precision bf16 and fp16 of that type (buffers too); four-dimensional ones follow
     ``training.memory_format``. Repeated blocks are wrapped for activation checkpointing. ``mode: train`` gives a module
@@ -98,7 +98,7 @@ def _make_images(
 
 
 def repeated_blocks(module: nn.Module, scenario: Scenario) -> list[nn.Module]:
-    """The blocks of the model, in order: what checkpointing wraps.
+    """Return the blocks of the model, in order: what checkpointing wraps.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _checkpoint_blocks(module: nn.Module, scenario: Scenario) -> None:
 
 
 def _selective_contexts() -> Any:
-    """Keep what matrix products, convolutions and attention made; recompute the rest."""
+    """Keep what GEMMs, convolutions and attention return; recompute the rest."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -182,8 +182,8 @@ def replace_tensors(module: nn.Module, make: Callable[[torch.Tensor], torch.Tens
             new = nn.Parameter(new, requires_grad=tensor.requires_grad)
             new.__dict__.update(attributes)
         made[id(tensor)] = new
-    for part in module.modules():
-        tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, part.__dict__)
+    for submodule in module.modules():
+        tables: tuple[dict[str, Any], ...] = (submodule._parameters, submodule._buffers, submodule.__dict__)
         for slots in tables:
             for name, value in slots.items():
                 if isinstance(value, torch.Tensor):
@@ -193,5 +193,5 @@ def replace_tensors(module: nn.Module, make: Callable[[torch.Tensor], torch.Tens
 def _held_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-    for part in module.modules():
-        yield from (value for value in part.__dict__.values() if isinstance(value, torch.Tensor))
+    for submodule in module.modules():
+        yield from (value for value in submodule.__dict__.values() if isinstance(value, torch.Tensor))

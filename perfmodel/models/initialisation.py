@@ -1,4 +1,4 @@
-"""How weights of image models begin."""
+"""Initial weights of image models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def initialise_convolutions(module: nn.Module) -> None:
-    """He initialisation of convolutions, so that activations keep their scale through the depth."""
+    """Give convolutions He's initial weights, so that activations keep their scale through the depth."""
     for submodule in module.modules():
         if isinstance(submodule, nn.Conv2d):
             nn.init.kaiming_normal_(submodule.weight, mode="fan_out", nonlinearity="relu")

@@ -22,7 +22,7 @@ Loss = Callable[[nn.Module, dict[str, torch.Tensor]], torch.Tensor]
 
 
 def loss_of_step(scenario: Scenario, allow_import: bool) -> Loss:
-    """The loss of the scenario's step, a function of the module and its inputs.
+    """Return the loss of the scenario's step, a function of the module and its inputs.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def _load(scenario: Scenario, allow_import: bool) -> Loss:
 
 
 def _checked(scenario: Scenario, compute: Loss, module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A loss of the user's own, if backward can begin with it."""
+    """Return a loss of the user's own, if backward can begin with it."""
     where, loss = f"model.loss: {scenario.model.loss}", compute(module, inputs)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise PerfModelError(f"{where} must give one number (got {_kind(loss)}). Reduce it, for example by mean().")
@@ -90,7 +90,7 @@ def _loss_of_target(scenario: Scenario, module: nn.Module, inputs: dict[str, tor
 
 
 def _cross_entropy(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mean cross entropy of the module's output (its ``logits`` if it has such) and ``labels``, tokens flattened."""
+    """Return the mean cross entropy of the module's output (or its ``logits``) and ``labels``, tokens flattened."""
     logits = module(**{name: value for name, value in inputs.items() if name != "labels"})
     return _cross_entropy_with(getattr(logits, "logits", logits), inputs["labels"])
 

@@ -120,7 +120,7 @@ class _KeptOpen:
 
     @property
     def buffer(self) -> Any:
-        """A handle of its own, since whoever wraps the buffer in another text stream closes it with that."""
+        """Return a handle of its own, since whoever wraps the buffer in another text stream closes it with that."""
         try:
             return os.fdopen(os.dup(self._stream.fileno()), "wb", buffering=0)
         except (AttributeError, OSError):  # of streams in memory
@@ -142,7 +142,7 @@ def _no_log_of_fake_tensors() -> Iterator[None]:
 
 
 def what_was_raised(error: BaseException) -> str:
-    """Type and text of an exception, the module whose forward raised it, and the user's own frames."""
+    """Return type and text of an exception, the module whose forward raised it, and the user's own frames."""
     text = " ".join(text_of(error).split())
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE - 3]}..."
@@ -158,7 +158,7 @@ def what_was_raised(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The exception's own text; empty if its class fails to give one."""
+    """Return the exception's own text; empty if its class fails to give one."""
     try:
         return str(error)
     except (KeyboardInterrupt, Terminated):
@@ -168,7 +168,7 @@ def text_of(error: BaseException) -> str:
 
 
 def own_frames(error: BaseException) -> str:
-    """The frames of the user's own code, the innermost first: ``nets.py:12 in forward, from nets.py:30 in loss``.
+    """Return the frames of the user's own code, innermost first: ``nets.py:12 in forward, from nets.py:30 in loss``.
 
     Frames of torch, of Python's library and of this program are left out, and those of installed packages too unless
     there are no others.
@@ -200,7 +200,7 @@ def _lies_in(filename: str, folders: tuple[str, ...], but: tuple[str, ...] = ())
 
 
 def _shown_path(filename: str) -> str:
-    """From the working directory, or of an installed package from where packages are."""
+    """Return the path from the working directory, or for an installed package from where packages are."""
     path = Path(filename)
     folders: list[Path] = [Path.cwd(), *map(Path, _INSTALLED)]
     inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
@@ -208,7 +208,7 @@ def _shown_path(filename: str) -> str:
 
 
 def _module_at_work(trace: TracebackType | None) -> str | None:
-    """The innermost module whose forward was running, by its name in the outermost one: ``layers.3.mlp (Linear)``."""
+    """Return the name of the innermost module whose forward was running, as in ``layers.3.mlp (Linear)``."""
     modules: list[nn.Module] = []
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next
@@ -218,7 +218,7 @@ def _module_at_work(trace: TracebackType | None) -> str | None:
     if not modules:
         return None
     outermost, innermost = modules[0], modules[-1]
-    names = {part: name for name, part in outermost.named_modules()}
+    names = {submodule: name for name, submodule in outermost.named_modules()}
     return f"{names.get(innermost) or 'the model'} ({type(innermost).__name__})"
 
 

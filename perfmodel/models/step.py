@@ -23,7 +23,7 @@ __all__ = [
     "Reducer",
     "TrainingStep",
     "build_module",
-    "clip_parts",
+    "clip_shards",
     "make_inputs",
     "make_optimizer",
     "optimizer_settings",
@@ -37,41 +37,50 @@ Mark = Callable[[str, int], None]
 
 
 class Reducer:
-    """What ranks that share a model do beside the step; this one, of a single rank, does nothing but clip.
+    """The communication of ranks that share a model; this one, of a single rank, does nothing but clip.
 
-    phase: the name of a phase of its own after the last backward, or None where backward contains the communication.
+    Attributes
+    ----------
+    phase : str or None
+        The name of a phase of its own after the last backward; None where backward contains the communication.
     """
 
     phase: str | None = None
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Around forward and backward of each micro-batch."""
+        """Return a context for forward and backward of each micro-batch."""
         return nullcontext()
 
     def after_backward(self) -> None:
-        """After the last backward, before clipping."""
+        """Communicate after the last backward, before clipping."""
 
     def clip(self, module: nn.Module, max_norm: float) -> None:
         """Scale the gradients down to ``max_norm`` of all of them together."""
         nn.utils.clip_grad_norm_(module.parameters(), max_norm, foreach=True)
 
     def after_step(self) -> None:
-        """After the optimizer, within its phase."""
+        """Communicate after the optimizer, within its phase."""
 
 
-def clip_parts(parts: Sequence[nn.Parameter], max_norm: float, add_up: Callable[[torch.Tensor], object]) -> None:
-    """Scale the gradients of this rank's parts of all parameters down to ``max_norm`` of all of them together.
+def clip_shards(shards: Sequence[nn.Parameter], max_norm: float, add_up: Callable[[torch.Tensor], object]) -> None:
+    """Scale the gradients of this rank's shards down, where all ranks' together have a norm above ``max_norm``.
 
-    add_up: makes a tensor the sum of the ranks', in place.
+    Parameters
+    ----------
+    shards : sequence of nn.Parameter
+        This rank's shards of all parameters.
+    max_norm : float
+    add_up : callable
+        Makes a tensor the sum of the ranks' tensors, in place.
     """
-    squared = nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None], foreach=True).square()
+    squared = nn.utils.get_total_norm([shard.grad for shard in shards if shard.grad is not None], foreach=True).square()
     add_up(squared)
-    nn.utils.clip_grads_with_norm_(parts, max_norm, squared.sqrt(), foreach=True)
+    nn.utils.clip_grads_with_norm_(shards, max_norm, squared.sqrt(), foreach=True)
 
 
 @contextmanager
 def precision_switches(scenario: Scenario) -> Iterator[None]:
-    """Torch's global switches for this scenario: TF32 matrix products under precision tf32, else its defaults."""
+    """Set torch's global switches for this scenario: TF32 GEMMs under precision tf32, else torch's defaults."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = scenario.matmul_tf32
     try:
@@ -81,14 +90,14 @@ def precision_switches(scenario: Scenario) -> Iterator[None]:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], scenario: Scenario) -> torch.optim.Optimizer:
-    """The optimizer of :func:`optimizer_settings` over ``parameters``."""
+    """Return the optimizer of :func:`optimizer_settings` over ``parameters``."""
     kind, settings = optimizer_settings(scenario)
     optimizer: torch.optim.Optimizer = kind(parameters, **settings)
     return optimizer
 
 
 def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """AdamW or SGD, and its settings: torch's defaults but for the learning rate, in the implementation asked for.
+    """Return AdamW or SGD and its settings: torch's defaults but for the learning rate and the implementation.
 
     What torch would choose by itself on CUDA is ``foreach``; it is always asked for by name, since torch chooses
     otherwise for CPU and for fake tensors.
@@ -105,9 +114,17 @@ def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Op
 
 
 def update(optimizer: torch.optim.Optimizer, scaler: Any, clip: Callable[[], object] | None, mark: Mark) -> None:
-    """What follows the gradients: phase clip (-1), if there is any clipping, and optimizer (-1).
+    """Run what follows the gradients: phase clip (-1), if there is any clipping, and optimizer (-1).
 
-    scaler: a gradient scaler, which undoes the scaling before clipping; None for none.
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    scaler : torch.amp.GradScaler or None
+        Undoes the scaling before clipping.
+    clip : callable or None
+        Clips the gradients.
+    mark : callable
+        Called with each phase before it begins.
     """
     if clip is not None:
         mark("clip", -1)
@@ -131,11 +148,15 @@ class TrainingStep:
 
     Parameters
     ----------
-    module, inputs : as made by :func:`build_module` and :func:`make_inputs`
-    optimizer : None for ``mode: forward``
+    module, inputs
+        As :func:`build_module` and :func:`make_inputs` make them.
+    optimizer : torch.optim.Optimizer or None
+        None for ``mode: forward``.
     scenario : Scenario
-    allow_import : whether ``model.loss`` may name code of the user's own
-    reducer : what several ranks do with their gradients and parameters; None for one rank
+    allow_import : bool
+        Whether ``model.loss`` may name code of the user's own.
+    reducer : Reducer, optional
+        What several ranks do with their gradients and parameters; None for one rank.
     """
 
     def __init__(
@@ -159,7 +180,7 @@ class TrainingStep:
             self.scaler = torch.amp.GradScaler(self.device_type)
 
     def run(self, mark: Mark = lambda phase, micro_batch: None) -> None:
-        """One whole step; ``mark(phase, micro_batch)`` is called right before each phase and ``mark("end", -1)`` after.
+        """Run one whole step; call ``mark(phase, micro_batch)`` right before each phase and ``mark("end", -1)`` after.
 
         Phases: zero_grad (-1), then forward (i) and backward (i) of every micro-batch, the reducer's (-1) if it has
         one, clip (-1) where gradients are clipped, optimizer (-1). ``mode: forward`` has forward (0) only.

@@ -36,7 +36,7 @@ MOST_NAMES = 8  # of a function's parameters in a sentence
 
 
 def load_callable(where: str, reference: str, allow_import: bool, folder: Path | None = None) -> Callable[..., Any]:
-    """What ``package.module:callable`` names.
+    """Return what ``package.module:callable`` names.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _imported(where: str, module_name: str, folder: Path | None) -> Any:
 
 
 def _searched(folder: Path | None) -> str:
-    """Where modules are looked for, Python's own library left out."""
+    """Return where modules are looked for, without Python's own library."""
     own = Path(sys.base_prefix).resolve()
     others = [path for path in map(Path, filter(None, sys.path)) if path.is_dir() and own not in path.resolve().parents]
     return ", ".join(map(str, dict.fromkeys([*([folder] if folder else []), *others]))) or "no folder"
@@ -155,7 +155,7 @@ def _remedy_of_building(error: BaseException, make: Callable[..., Any]) -> str:
 
 
 def parameter_names(function: Callable[..., Any]) -> str:
-    """The names of a function's parameters."""
+    """Return the names of a function's parameters."""
     try:
         names = [str(each).partition(":")[0].strip() for each in signature(function).parameters.values()]
     except (TypeError, ValueError):  # of some written in C
@@ -165,7 +165,7 @@ def parameter_names(function: Callable[..., Any]) -> str:
 
 @contextmanager
 def target_at_work(scenario: Scenario, module: nn.Module, phase: Callable[[], str]) -> Iterator[None]:
-    """Around steps of a model of the user's own (and only then): its failures are one sentence; see :func:`own_code`.
+    """Report failures of a model of the user's own in one sentence, around its steps; see :func:`own_code`.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def target_at_work(scenario: Scenario, module: nn.Module, phase: Callable[[], st
         return
     sizes = _sizes(scenario)
     given = ", ".join(
-        f"{name} {each.dtype}{[sizes.get(part, part) for part in each.shape]}"
+        f"{name} {each.dtype}{[sizes.get(size, size) for size in each.shape]}"
         for name, each in scenario.model.inputs.items()
     )
 
@@ -209,7 +209,7 @@ def target_at_work(scenario: Scenario, module: nn.Module, phase: Callable[[], st
 def make_target_inputs(
     scenario: Scenario, device: torch.device, generator: torch.Generator | None
 ) -> dict[str, torch.Tensor]:
-    """The keyword arguments of forward as ``model.inputs`` describes them: uniform random numbers below ``high``.
+    """Return the keyword arguments of forward that ``model.inputs`` describes: uniform random numbers below ``high``.
 
     Raises
     ------
@@ -229,7 +229,7 @@ def _make(
             f"{did_you_mean(given.dtype, DTYPES)}"
         )
     sizes = _sizes(scenario)
-    shape: Any = [sizes.get(part, part) for part in given.shape]
+    shape: Any = [sizes.get(size, size) for size in given.shape]
     try:
         return _filled(name, shape, dtype, given, device, generator)
     except (RuntimeError, OverflowError, TypeError) as error:
@@ -259,5 +259,5 @@ def _filled(
 
 
 def _sizes(scenario: Scenario) -> dict[int | str, int | None]:
-    """Of the symbols that shapes of inputs may hold."""
+    """Return the values of the symbols that shapes of inputs may hold."""
     return {"batch": scenario.batch.size, "sequence": scenario.batch.sequence_length}

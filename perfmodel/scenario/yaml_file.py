@@ -67,7 +67,7 @@ def load_question(
     profile: Profile | str | os.PathLike[str] | None = None,
     others: bool = False,
 ) -> tuple[Scenario, Profile]:
-    """The scenario and the profile it names, both with their ``--set`` values.
+    """Return the scenario and the profile it names, both with their ``--set`` values.
 
     Parameters
     ----------
@@ -99,14 +99,14 @@ def load_question(
 def asked_scenario(
     scenario: Scenario | str | os.PathLike[str], assignments: tuple[str, ...], device: str | None
 ) -> Scenario:
-    """The scenario of :func:`load_question`, without its profile."""
+    """Return the scenario of :func:`load_question`, without its profile."""
     if isinstance(scenario, Scenario):
         return on_device(with_own_assignments(scenario, assignments), device)
     return on_device(load_scenario(scenario, assignments), device)
 
 
 def assignment_texts(set: Assignments) -> tuple[str, ...]:
-    """Assignments as ``--set`` takes them.
+    """Return assignments as ``--set`` takes them.
 
     >>> assignment_texts({"batch.size": 8, "precision": "bf16"}), assignment_texts("batch.size=8")
     (('batch.size=8', 'precision="bf16"'), ('batch.size=8',))
@@ -119,19 +119,25 @@ def assignment_texts(set: Assignments) -> tuple[str, ...]:
 
 
 def interconnect_in_use(scenario: Scenario, profile: Profile) -> str | None:
-    """The name of the wiring that the scenario's ranks talk over; None where one rank talks to nobody."""
+    """Return the name of the interconnect between the scenario's ranks; None for a single rank."""
     return None if scenario.parallelism.ranks == 1 else scenario.hardware.interconnect or profile.interconnect
 
 
 def assigned_keys(assignments: Iterable[str]) -> list[str]:
-    """What stands left of each ``=``."""
+    """Return what stands left of each ``=``."""
     return [key for key, _ in map(_split_assignment, assignments)]
 
 
 def refuse_idle(option: str, keys: Iterable[str], in_use: Iterable[str | None]) -> None:
     """Refuse a key that changes an interconnect nobody uses, and so nothing.
 
-    option: ``--set`` or ``--vary``. in_use: names of interconnects; None stands for none.
+    Parameters
+    ----------
+    option : str
+        ``--set`` or ``--vary``.
+    keys : iterable of str
+    in_use : iterable of str or None
+        Names of interconnects; None stands for none.
 
     Raises
     ------
@@ -148,7 +154,7 @@ def refuse_idle(option: str, keys: Iterable[str], in_use: Iterable[str | None]) 
 
 
 def on_device(scenario: Scenario, device: str | None) -> Scenario:
-    """The same question to this machine's CPU if ``device`` is ``cpu``: cpu.json, unless it names a CPU already."""
+    """Ask the same question to this machine's CPU if ``device`` is ``cpu``: cpu.json, unless it names a CPU already."""
     if device != "cpu" or _names_a_cpu(scenario.hardware.profile):
         return scenario
     hardware = scenario.hardware.model_copy(update={"profile": DEFAULT_CPU_PROFILE, "gpus": 1, "nodes": 1})
@@ -189,7 +195,7 @@ def load_scenario(path: str | os.PathLike[str], set: Assignments = ()) -> Scenar
 
 
 def with_own_assignments(scenario: Scenario, assignments: Iterable[str]) -> Scenario:
-    """The scenario with its own values of ``--set``; those of the profile are left out.
+    """Return the scenario with its own values of ``--set``; those of the profile are left out.
 
     Raises
     ------
@@ -233,7 +239,7 @@ def parse_scenario(data: dict[str, Any], where: str) -> Scenario:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``key=value`` of ``--set``; the value is read as YAML.
+    """Return key and value of ``key=value``; the value is read as YAML.
 
     >>> parse_assignment("batch.size=8"), parse_assignment("model.size=2.7b"), parse_assignment("x=80e9")
     (('batch.size', 8), ('model.size', '2.7b'), ('x', 80000000000.0))
@@ -255,7 +261,7 @@ def _parsed(key: str, text: str) -> Any:
 
 
 def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
-    """The profile with the ``hardware.``... values of ``--set``, whose texts its provenance then lists under ``set``.
+    """Return the profile with the ``hardware.``... values of ``--set``; its provenance lists their texts under ``set``.
 
     Raises
     ------
@@ -266,9 +272,13 @@ def with_assignments(profile: Profile, assignments: Iterable[str]) -> Profile:
 
 
 def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> Iterator[tuple[str, Profile]]:
-    """Each key that ``--set`` gave, with the profile as it is without that one.
+    """Yield each key that ``--set`` gave, with the profile as it is without that one.
 
-    keys: those to leave out; all if not given.
+    Parameters
+    ----------
+    profile : Profile
+    keys : collection of str, optional
+        The keys to leave out; all if not given.
     """
     changes = {} if profile.original is profile else profile.provenance["set"]
     for key in changes:
@@ -277,7 +287,7 @@ def settings_left_out(profile: Profile, keys: Collection[str] | None = None) -> 
 
 
 def _changed(profile: Profile, changes: Mapping[str, str]) -> Profile:
-    """changes: values by key, as text."""
+    """Return the profile with other values, which are given by key as text."""
     if not changes:
         return profile
     data = profile.model_dump()
@@ -330,7 +340,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """The plain data in a YAML file of reasonable size; ``what`` it should be is named in errors.
+    """Return the plain data in a YAML file of reasonable size; ``what`` it should be is named in errors.
 
     Raises
     ------
@@ -345,7 +355,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML text as plain data: no tags, no alias into itself, no key twice, bounded in size and depth.
+    """Return YAML text as plain data: no tags, no alias into itself, no key twice, bounded in size and depth.
 
     Raises
     ------

@@ -42,7 +42,7 @@ def nodes_reported(recorder: Recorder, illusion: FakeCudaMode) -> Iterator[None]
 
 
 def _reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """Nodes from the roots on: tensors, or edges of the graph."""
+    """Yield the nodes that are reached from the roots, which are tensors or edges of the graph."""
     found = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
     stack = [node for node in found if node is not None]
     seen = set(stack)
@@ -91,15 +91,15 @@ def gradients_reported(parameters: list[nn.Parameter], recorder: Recorder, ledge
 @contextmanager
 def modules_reported(module: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Tell ``recorder`` as submodules are entered and left, in ``named_modules`` order of numbers."""
-    numbers = {part: index for index, (_, part) in enumerate(module.named_modules())}
+    numbers = {submodule: index for index, (_, submodule) in enumerate(module.named_modules())}
 
-    def enter(part: nn.Module, args: Any) -> None:
-        if part in numbers:
-            recorder.enter_module(numbers[part])
+    def enter(submodule: nn.Module, args: Any) -> None:
+        if submodule in numbers:
+            recorder.enter_module(numbers[submodule])
 
-    def leave(part: nn.Module, args: Any, result: Any) -> None:
-        if part in numbers:
-            recorder.exit_module(numbers[part])
+    def leave(submodule: nn.Module, args: Any, result: Any) -> None:
+        if submodule in numbers:
+            recorder.exit_module(numbers[submodule])
 
     handles = [
         nn.modules.module.register_module_forward_pre_hook(enter),
@@ -117,22 +117,24 @@ def blocks_reported(module: nn.Module, blocks: list[nn.Module], recorder: Record
     """Tell ``recorder`` in which nodes the backward of each block, or of the whole module, begins and has ended: those
     that made its output and its inputs.
     """
-    numbers = {part: index for index, (_, part) in enumerate(module.named_modules())}
+    numbers = {submodule: index for index, (_, submodule) in enumerate(module.named_modules())}
 
-    def note(kind: EventKind, part: nn.Module, values: Any) -> None:
+    def note(kind: EventKind, submodule: nn.Module, values: Any) -> None:
         for value in tree_leaves(values):
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                recorder.block_borders(value.grad_fn, kind, numbers[part])
+                recorder.block_borders(value.grad_fn, kind, numbers[submodule])
 
     handles = []
     for block in blocks:
         handles.append(
             block.register_forward_pre_hook(
-                lambda part, args, named: note(EventKind.BLOCK_EXIT, part, (args, tuple(named.values()))),
+                lambda submodule, args, named: note(EventKind.BLOCK_EXIT, submodule, (args, tuple(named.values()))),
                 with_kwargs=True,
             )
         )
-        handles.append(block.register_forward_hook(lambda part, args, made: note(EventKind.BLOCK_ENTER, part, made)))
+        handles.append(
+            block.register_forward_hook(lambda submodule, args, made: note(EventKind.BLOCK_ENTER, submodule, made))
+        )
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def choose_backend(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, enable_gqa: bool) -> str:
-    """``cudnn``, ``flash``, ``efficient`` or ``math``: the first in CUDA's order that takes these tensors."""
+    """Return ``cudnn``, ``flash``, ``efficient`` or ``math``: the first in CUDA's order that takes these tensors."""
     usable = {
         "cudnn": torch.backends.cuda.cudnn_sdp_enabled() and _cudnn_takes(query, key, value, enable_gqa),
         "flash": torch.backends.cuda.flash_sdp_enabled()
@@ -95,7 +95,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The dispatcher kernel that stands in for CUDA's: picks a backend and calls its aten operator."""
+    """Pick a backend and call its aten operator: the dispatcher kernel that stands in for CUDA's."""
     backend = choose_backend(query, key, value, attn_mask, is_causal, enable_gqa)
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool and backend != "cudnn":
@@ -146,7 +146,7 @@ def _flash(query: Any, key: Any, value: Any, dropout_p: float, is_causal: bool, 
 
 
 def _padded_mask(mask: Any, query: Any, key: Any) -> Any:
-    """Expand to batch and heads; where rows are not aligned, lie in a padded copy."""
+    """Return the mask expanded to batch and heads, in a padded copy where rows are not aligned."""
     shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     missing = -mask.shape[-1] % MASK_ALIGNMENT
     if missing:

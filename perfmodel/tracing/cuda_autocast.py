@@ -58,7 +58,7 @@ def _overload(name: str) -> Any:
 
 
 def _is_eligible(value: Any) -> bool:
-    """What CUDA autocast casts: floating-point device tensors other than doubles."""
+    """Return whether CUDA autocast casts it: floating-point device tensors other than doubles."""
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
@@ -82,7 +82,7 @@ class CudaAutocastPolicy:
         self._cache.clear()
 
     def _kernel(self, name: str, in_cuda: bool, in_cpu: bool) -> Kernel | None:
-        """The kernel to lay over CPU's; None keeps torch's own."""
+        """Return the kernel that replaces CPU's; None keeps torch's own."""
         if not in_cuda:
             return torch.library.fallthrough_kernel  # type: ignore[no-any-return]
         if name in LOWER_PRECISION:

@@ -24,7 +24,7 @@ LARGEST_BATCH_INFERENCE = 65535
 
 
 def _dropout(input: Any, p: float, train: bool) -> Any:
-    """Fused where something is dropped. In-place dropout is composite on CUDA too."""
+    """Run the fused operator where something is dropped. In-place dropout is composite on CUDA too."""
     if train and 0 < p < 1 and input.numel() > 0:
         return aten.native_dropout.default(input, p, train)[0]
     return composite(aten.dropout.default, input, p, train)
@@ -53,7 +53,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Any:
-    """cuDNN, where ATen's ``_select_batch_norm_backend`` chooses it; bfloat16 and no weight run ATen's own kernel."""
+    """Run cuDNN where ATen's ``_select_batch_norm_backend`` chooses it; ATen's own runs bfloat16 and no weight."""
     fits = (
         cudnn_enabled
         and weight is not None
@@ -108,7 +108,7 @@ def _refuse_recurrent(*args: Any, **kwargs: Any) -> Any:
 
 
 def _fused_rms_norm(*args: Any) -> Any:
-    """Its presence alone lets autograd differentiate the fused operator, as where CUDA has a kernel for it."""
+    """Let autograd differentiate the fused operator by its mere presence, as where CUDA has a kernel for it."""
     return composite(aten._fused_rms_norm.default, *args)
 
 

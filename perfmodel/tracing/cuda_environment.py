@@ -19,7 +19,7 @@ def _as_cpu(device_type: Any) -> Any:
 
 
 def _with_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of a device type, asked about CUDA, answering for the CPU key that stands in for it."""
+    """Return the function of a device type that, asked about CUDA, answers for the CPU key that stands in for it."""
 
     def call(device_type: Any = "cuda", *args: Any) -> Any:
         return function(_as_cpu(device_type), *args)
@@ -54,7 +54,7 @@ def cuda_autocast(on_cache_cleared: Callable[[], None]) -> Iterator[None]:
 
 
 def _grouping_as_cuda() -> Callable[..., Any]:
-    """Optimizers and clipping group tensors by device in compiled code; the groups' devices are put right."""
+    """Correct the devices of groups of tensors, which optimizers and clipping make by device in compiled code."""
     group = torch._C._group_tensors_by_device_and_dtype
 
     def call(tensor_lists: Any, with_indices: bool = False) -> Any:
@@ -66,7 +66,7 @@ def _grouping_as_cuda() -> Callable[..., Any]:
 
 @contextmanager
 def cuda_defaults() -> Iterator[None]:
-    """Foreach optimizers and clipping, a working GradScaler, and Hugging Face code that does not look for fakes."""
+    """Provide foreach optimizers and clipping, a GradScaler that works, and Hugging Face code blind to fake tensors."""
     with ExitStack() as stack:
         types = [*_foreach_utils._foreach_supported_types, FakeTensor]
         _foreach_utils._foreach_supported_types[:], before = types, list(_foreach_utils._foreach_supported_types)

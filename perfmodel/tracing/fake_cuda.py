@@ -107,7 +107,7 @@ class FakeCudaMode(TorchFunctionMode):
 
 
 def _move(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[str | None, Any, Any, dict[str, Any]]:
-    """``to``, ``cuda`` and ``cpu`` as calls of ``to`` that copy exactly where the place changes, and the new place."""
+    """Return ``to``, ``cuda`` and ``cpu`` as calls of ``to`` that copy where the place changes, and the new place."""
     tensor, *rest = args
     wanted, kwargs = _MOVES[func], dict(kwargs)
     if func is not torch.Tensor.to:
@@ -136,7 +136,7 @@ def illusion_kept(illusion: FakeCudaMode) -> Iterator[None]:
 
 
 def call_name(func: Any) -> str | None:
-    """``Tensor.view`` for methods, ``linear`` for functions, ``Tensor.T`` for properties, None for setters."""
+    """Return ``Tensor.view`` for methods, ``linear`` for functions, ``Tensor.T`` for properties, None for setters."""
     name = getattr(func, "__name__", None)
     if name is None or name in ("__set__", "__delete__"):
         return None

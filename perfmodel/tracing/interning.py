@@ -71,7 +71,7 @@ class OperationTable:
 
 
 def repeated_tensors(inputs: Any, keywords: Any) -> tuple[int, ...]:
-    """For each tensor of a call the first that is the same view of the same storage; empty where all differ."""
+    """Return for each tensor of a call the first that is the same view of the same storage; () if all differ."""
     first: dict[Any, int] = {}
     named = tuple([keywords[key] for key in sorted(keywords)]) if keywords else ()
     tensors = [item for item in flat((inputs, named)) if isinstance(item, torch.Tensor)]
@@ -85,7 +85,7 @@ def _identity(tensor: torch.Tensor) -> Any:
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """The items of nested lists and tuples."""
+    """Yield the items of nested lists and tuples."""
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from flat(item)

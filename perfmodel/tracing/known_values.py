@@ -54,7 +54,7 @@ class Shadows:
                 _attach(result, func(*values, **named))
 
     def read(self, tensor: torch.Tensor, where: str) -> Any:
-        """The value of a one-element tensor.
+        """Return the value of a one-element tensor.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Shadows:
 
 
 def refused_read(where: str) -> PerfModelError:
-    """The error of reading values that depend on data; ``where`` names the module that asks."""
+    """Return the error of reading values that depend on data; ``where`` names the module that asks."""
     return PerfModelError(
         f"model: {where} must not read tensor values that depend on data (it calls item(), bool(), numpy() or the like)"
         ". Keep such values on the device, or use another model."

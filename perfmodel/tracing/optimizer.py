@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from perfmodel.models.step import clip_parts, make_optimizer, update
+from perfmodel.models.step import clip_shards, make_optimizer, update
 from perfmodel.scenario.scenario import workload_of
 from perfmodel.trace.operation import TensorSpec
 from perfmodel.trace.optimizer_share import OptimizerShare
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None) -> Trace:
-    """The first and the second step of the scenario's optimizer over parameters like ``tensors``.
+    """Trace the first and the second step of the scenario's optimizer over parameters like ``tensors``.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Op
     tensors : sequence of TensorSpec
         At least one; their gradients are alike.
     parts : OptimizerShare, optional
-        What goes before, if ``tensors`` are parts of parameters.
+        What goes before, if ``tensors`` are shards of parameters.
 
     Returns
     -------
     Trace
-        Of one phase, ``optimizer``, after ``clip`` where parts are clipped, less the communication in them. persistent:
-        the parameters in order, then their gradients in order.
+        One phase, ``optimizer``, after ``clip`` where shards are clipped, less the communication in them. The
+        persistent storages are the parameters in order, then their gradients in order.
     """
     with no_garbage_collection():
         recorder = Recorder(())
@@ -66,7 +66,7 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Op
 
 
 def _scaler(parts: OptimizerShare | None) -> Any:
-    """As it is after it has scaled the loss."""
+    """Return the gradient scaler as it is after it has scaled the loss."""
     if parts is None or not parts.are_scaled:
         return None
     scaler = torch.amp.GradScaler("cuda")
@@ -81,13 +81,14 @@ def _clipping(
     if parts is None or norm is None:
         return None
     if not parts.are_dtensors:
-        return partial(clip_parts, leaves, norm, lambda squared: None)
+        return partial(clip_shards, leaves, norm, lambda squared: None)
     return partial(_clip_dtensors, leaves, norm, [torch.empty((), device="cuda") for _ in range(parts.absent)])
 
 
 def _clip_dtensors(parts: Sequence[nn.Parameter], max_norm: float, absent: Sequence[torch.Tensor]) -> None:
-    """What clip_grad_norm_ makes of DTensors' local parts: squares of norms are summed over the ranks before the norm
-    of all is taken.
+    """Clip as clip_grad_norm_ does with the local shards of DTensors.
+
+    Squares of norms are summed over the ranks before the norm of all is taken.
     """
     norms = torch._foreach_norm([part.grad for part in parts if part.grad is not None], 2.0)
     squares = torch.stack([*norms, *absent]).pow(2.0)

@@ -53,7 +53,7 @@ _FLOAT32_STATISTICS = frozenset(
 
 
 class Traits:
-    """What the schema of an operator says, looked up once."""
+    """The facts that the schema of an operator states, looked up once."""
 
     def __init__(self, func: Any) -> None:
         self.name = str(func)
@@ -70,7 +70,7 @@ class Traits:
 class Recorder(TorchDispatchMode):
     """Collects the events of one step after another.
 
-    Other parts report through ``begin_segment``, ``calling``, ``enter_module``, ``exit_module``, ``node_starts``,
+    Others report through ``begin_segment``, ``calling``, ``enter_module``, ``exit_module``, ``node_starts``,
     ``node_ends`` and ``gradient_ready``; ``take_step`` hands out what one step recorded.
     """
 
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         self._a.append(a)
         self._b.append(b)
 
-    # What the other parts report
+    # Reported by others
 
     def begin_segment(self, phase: str, micro_batch: int) -> None:
         if self.phase == FORWARD:
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def placing(self, place: str | None) -> Iterator[None]:
-        """Tensors made inside live on ``place`` (``cuda`` or ``cpu``); None: with their inputs."""
+        """Put tensors made inside on ``place`` (``cuda`` or ``cpu``); None puts them with their inputs."""
         before, self._place = self._place, place
         try:
             yield
@@ -163,7 +163,7 @@ class Recorder(TorchDispatchMode):
         self._emit(EventKind.MODULE_EXIT, index)
 
     def block_borders(self, node: Any, kind: EventKind, index: int) -> None:
-        """Where this node starts, the backward of a block begins (BLOCK_ENTER) or has ended (BLOCK_EXIT)."""
+        """Note that where this node starts, a block's backward begins (BLOCK_ENTER) or has ended (BLOCK_EXIT)."""
         self.borders.setdefault(node, []).append((kind, index))
 
     def node_starts(self, name: str, borders: Iterable[tuple[EventKind, int]] = ()) -> None:
@@ -185,14 +185,14 @@ class Recorder(TorchDispatchMode):
         self._emit(EventKind.GRAD_READY, index)
 
     def _where(self) -> str:
-        """The innermost module at work, for error messages."""
+        """Return the innermost module at work, for error messages."""
         if not self._module_stack:
             return f"its {self.phase} phase"
         name, kind = self.modules[self._module_stack[-1]]
         return f"{name or 'the model'} ({kind})"
 
     def refused_read(self) -> PerfModelError:
-        """The error of reading values that depend on data in the module at work."""
+        """Return the error of reading values that depend on data in the module at work."""
         return refused_read(self._where())
 
     def learn_reference_counts(self) -> None:
@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _run_read(self, traits: Traits, args: Any) -> Any:
-        """Reading one element: the host waits for the device, unless the tensor lives on the host."""
+        """Record the reading of one element: the host waits for the device, unless the tensor lives on the host."""
         on_host = is_on_host(args[0])
         value = aten._local_scalar_dense.default(*args) if on_host else self._shadows.read(args[0], self._where())
         number = self.table.add(traits.name, args, {}, (), on_host, not on_host)

@@ -1,4 +1,4 @@
-"""Tracing of one part of a pipeline: what torch's PipelineStage computes of two micro-batches, without messages."""
+"""Tracing of one stage of a pipeline: what torch's PipelineStage computes of two micro-batches, without messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")  # of fake tensors
 
 
 def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
-    """Trace what part ``number`` of the scenario's pipeline computes in its first and in a later step.
+    """Trace what stage ``number`` of the scenario's pipeline computes in its first and in a later step.
 
     Phases: zero_grad (-1), then forward (i) and backward (i) of two micro-batches, scale (-1), optimizer (-1);
     ``split`` has backward_input (i) and backward_weight (i) in place of backward (i). The second micro-batch is what
@@ -59,32 +59,32 @@ def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
     Returns
     -------
     Trace
-        With a boundary. Blocks are named as if the part's first one were the model's first. Before the first step there
-        are parameters, buffers, tokens or labels of two micro-batches in one storage, and the buffers that torch
+        With a boundary. Blocks are named as if the stage's first one were the model's first. Before the first step
+        there are parameters, buffers, tokens or labels of two micro-batches in one storage, and the buffers that torch
         receives into: one for each micro-batch of activations, then of gradients.
 
     Raises
     ------
     PerfModelError
-        If the model cannot be cut or built, if there is no such part, or if the mode is forward.
+        If the model cannot be cut or built, or if there is no such stage.
 
     Notes
     -----
     Nothing is sent: a tensor is free where the stage itself lets it go. Schedules keep some longer: what is on its way
     until the send has been waited for, and GPipe and 1F1B the last output until the next forward has ended or the step
     has. What of a micro-batch outlives its backward even so: gradients of the parameters; the loss, until ``scale``;
-    and with ``split``, but in the first part, the gradient of the input, which torch keeps until the next step begins.
+    and with ``split``, but in the first stage, the gradient of the input, which torch keeps until the next step begins.
     """
     check_stage(scenario, number)
     with no_garbage_collection():
         with torch.device("meta"):
-            part: Any = cut(build_module(scenario), scenario)[number]
+            module: Any = cut(build_module(scenario), scenario)[number]
         workload = stage_workload(scenario, blocks_of_stages(scenario), number, split)
-        count_from_zero(part, scenario)
-        recorder = Recorder(tuple((name, type(each).__name__) for name, each in part.named_modules()))
+        count_from_zero(module, scenario)
+        recorder = Recorder(tuple((name, type(each).__name__) for name, each in module.named_modules()))
         fake_mode = FakeTensorMode()
-        replace_tensors(part, lambda tensor: fake_twin(tensor, fake_mode))
-        stage = make_stage(part, scenario, number, fake_mode)
+        replace_tensors(module, lambda tensor: fake_twin(tensor, fake_mode))
+        stage = make_stage(module, scenario, number, fake_mode)
         with cuda_environment(recorder), fake_mode, recorder, FakeCudaMode(recorder) as illusion:
             traced = _trace(stage, scenario, split, recorder, illusion)
         recorder.ledger.close()
@@ -92,21 +92,24 @@ def trace_stage(scenario: Scenario, number: int, split: bool = False) -> Trace:
     return replace(assemble(workload, recorder, parameters, taken), boundary=boundary)
 
 
-def count_from_zero(part: Any, scenario: Scenario) -> None:
-    """Name the blocks by their place in the part, so that traces of parts that run the same are the same."""
+def count_from_zero(module: Any, scenario: Scenario) -> None:
+    """Name the blocks by their place in the stage, so that traces of stages that run the same are the same."""
     (name,) = FAMILIES[scenario.model.family or ""].blocks
-    holder = part.get_submodule(name)
+    holder = module.get_submodule(name)
     holder._modules = {str(index): block for index, block in enumerate(holder.children())}
 
 
-def make_stage(part: Any, scenario: Scenario, number: int, making: AbstractContextManager[Any]) -> Any:
-    """torch's stage as a schedule prepares it. making: entered where the buffers that it receives into are made."""
-    boundary, count = boundary_tensors(part, scenario), pipeline_of(scenario).number_of_stages
-    return prepared_stage(part, number, count, CPU, *boundary, making)
+def make_stage(module: Any, scenario: Scenario, number: int, making: AbstractContextManager[Any]) -> Any:
+    """Return torch's stage as a schedule prepares it.
+
+    ``making`` is entered where the buffers that the stage receives into are made.
+    """
+    boundary, count = boundary_tensors(module, scenario), pipeline_of(scenario).number_of_stages
+    return prepared_stage(module, number, count, CPU, *boundary, making)
 
 
 def prepared_stage(
-    part: Any,
+    module: Any,
     number: int,
     count: int,
     device: torch.device,
@@ -123,7 +126,7 @@ def prepared_stage(
         patched(distributed, "get_rank", lambda group=None: 0),
         patched(distributed, "get_world_size", lambda group=None: 1),
     ):
-        stage: Any = pipelining.PipelineStage(part, number, count, device, input_args=takes, output_args=gives)
+        stage: Any = pipelining.PipelineStage(module, number, count, device, input_args=takes, output_args=gives)
     stage.has_backward = True
     options = {}
     if hasattr(stage, "_inference_mode"):  # since torch 2.12
@@ -140,19 +143,19 @@ def prepared_stage(
 def _trace(
     stage: Any, scenario: Scenario, split: bool, recorder: Recorder, illusion: FakeCudaMode
 ) -> tuple[list[Parameter], list[StepEvents], Boundary]:
-    part: Any = stage.submod
-    parameters = number_module(part, recorder)
-    inputs = _inputs(part, scenario)
+    module: Any = stage.submod
+    parameters = number_module(module, recorder)
+    inputs = _inputs(module, scenario)
     received = [[infos[0].buffer for infos in table.values()] for table in _receiving(stage)]
     for tensor in [*inputs.values(), *received[0], *received[1]]:
         recorder.ledger.add_persistent(tensor, StorageKind.INPUT)
     step = _StageStep(stage, inputs, scenario, split, recorder)
     taken = []
     with ExitStack() as stack:
-        stack.enter_context(modules_reported(part, recorder))
+        stack.enter_context(modules_reported(module, recorder))
         stack.enter_context(nodes_reported(recorder, illusion))
-        stack.enter_context(blocks_reported(part, [part, *repeated_blocks(part, scenario)], recorder))
-        stack.enter_context(gradients_reported(list(part.parameters()), recorder, recorder.ledger))
+        stack.enter_context(blocks_reported(module, [module, *repeated_blocks(module, scenario)], recorder))
+        stack.enter_context(gradients_reported(list(module.parameters()), recorder, recorder.ledger))
         if split:
             stack.enter_context(_ordered_groups())
         recorder.learn_reference_counts()
@@ -164,12 +167,12 @@ def _trace(
     return parameters, taken, step.boundary(*received)
 
 
-def _inputs(part: Any, scenario: Scenario) -> dict[str, torch.Tensor]:
-    """Of two micro-batches: tokens in the first part, labels in the last."""
+def _inputs(module: Any, scenario: Scenario) -> dict[str, torch.Tensor]:
+    """Return the inputs of two micro-batches: tokens in the first stage, labels in the last."""
     size = TRACED_MICRO_BATCHES * micro_batch_size(scenario)
     batch = scenario.batch.model_copy(update={"size": size})
     made = make_inputs(scenario.model_copy(update={"batch": batch}), "cuda")
-    wanted = {"input_ids": part.is_first, "labels": part.is_last}
+    wanted = {"input_ids": module.is_first, "labels": module.is_last}
     return {name: made[name] for name, is_wanted in wanted.items() if is_wanted}
 
 

@@ -59,7 +59,7 @@ def trace_step(scenario: Scenario, allow_import: bool = False, steps: int = 2) -
     with no_garbage_collection():
         with torch.device("meta"):
             module = build_module(scenario, allow_import)
-        recorder = Recorder(tuple((name, type(part).__name__) for name, part in module.named_modules()))
+        recorder = Recorder(tuple((name, type(submodule).__name__) for name, submodule in module.named_modules()))
         fake_mode = FakeTensorMode()
         replace_tensors(module, lambda tensor: fake_twin(tensor, fake_mode))
         with cuda_environment(recorder), fake_mode, recorder, FakeCudaMode(recorder) as illusion:
@@ -109,8 +109,8 @@ def number_module(module: nn.Module, recorder: Recorder) -> list[Parameter]:
         parameters.append(Parameter(name, spec, storage, parameter.requires_grad))
     for buffer in module.buffers():
         ledger.add_persistent(buffer, StorageKind.BUFFER)
-    for part in module.modules():
-        for value in part.__dict__.values():
+    for submodule in module.modules():
+        for value in submodule.__dict__.values():
             if isinstance(value, torch.Tensor):
                 ledger.add_persistent(value, StorageKind.BUFFER)
     return parameters
@@ -194,7 +194,7 @@ def sizes_in_range() -> Iterator[None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Storages must die when their last user does, and not be kept by a cycle until a collection."""
+    """Let storages die when their last user does: no cycle keeps them until a collection."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -67,7 +67,7 @@ class StorageLedger:
         self._emit(EventKind.ALLOC, number, size)
 
     def end_forward(self) -> None:
-        """What forward made and is still held was saved for backward."""
+        """Take what forward made and is still held as saved for backward."""
         for number in self._born_in_forward:
             self.kinds[number] = StorageKind.ACTIVATION
         self._born_in_forward.clear()
@@ -111,7 +111,7 @@ class Touches:
         self._bytes.extend(touched.values())
 
     def columns(self, events: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """touch_offsets, touches and touch_bytes of a step of so many events."""
+        """Return touch_offsets, touches and touch_bytes of a step of so many events."""
         counts = np.zeros(events, dtype=np.int64)
         counts[np.array(self._events, dtype=np.int64)] = self._counts
         offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -119,7 +119,7 @@ class Touches:
 
 
 def touched_bytes(tensors: Iterable[torch.Tensor], find: Callable[[torch.Tensor], int | None]) -> dict[int, int]:
-    """Bytes that tensors address in each numbered storage, in order of appearance; views of one storage add up."""
+    """Return the bytes that tensors address in each numbered storage, by appearance; views of one storage add up."""
     found: dict[int, int] = {}
     seen: set[tuple[int, int, int]] = set()
     for tensor in tensors:

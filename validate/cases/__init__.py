@@ -26,7 +26,7 @@ Split = Literal["tuning", "held-out"]
 
 @dataclass(frozen=True)
 class Case:
-    """One scenario to measure. group: the class the accuracy card lists it under."""
+    """One scenario to measure; ``group`` is the class that the accuracy card lists it under."""
 
     name: str
     split: Split
@@ -35,7 +35,7 @@ class Case:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases in ``path``, in order.
+    """Return the cases in ``path``, in order.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def load(path: Path) -> list[Case]:
 def choose_cases(
     path: Path, assignments: Sequence[str] = (), device: str | None = None, only: Sequence[str] = ()
 ) -> list[Case]:
-    """What `perfmodel validate` runs: the cases of a list, or a scenario file as one case of class ``own``.
+    """Return what `perfmodel validate` runs: the cases of a list, or a scenario file as one case of class ``own``.
 
     A scenario without a name is called after its file.
 
@@ -64,8 +64,8 @@ def choose_cases(
     ----------
     path : Path
         A list of cases or a scenario.
-    assignments, device : as in :func:`perfmodel.scenario.yaml_file.load_question`
-        A list of cases takes no assignments.
+    assignments, device
+        As in :func:`perfmodel.scenario.yaml_file.load_question`; a list of cases takes no assignments.
     only : sequence of str
         Names of the cases to keep; all if empty.
 
@@ -123,7 +123,7 @@ def _checked_name(name: Any, where: str) -> str:
 
 
 def resolved_scenario(scenario: Scenario) -> dict[str, Any]:
-    """The scenario as plain data with every default and dimension written out; loads again as an equal workload."""
+    """Return the scenario as plain data with all defaults and dimensions, which loads as an equal workload."""
     data = scenario.model_dump(mode="json", exclude_none=True)
     if scenario.model.family is not None:
         model = scenario.model.resolved().model_dump(mode="json", exclude_none=True)

@@ -34,12 +34,12 @@ class Form(Reducer):
         return module
 
     def make_optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of what ``wrap`` returned."""
+        """Return the optimizer of what ``wrap`` returned."""
         return make_optimizer(module.parameters(), self.scenario)
 
 
 class ByHand(Form):
-    """What the forms without a wrapper of torch's share. phase: of communication after backward, if there is one."""
+    """The base of strategies without a wrapper of torch's; ``phase`` is that of communication after backward."""
 
     phase: str | None = "reduce"
 
@@ -58,7 +58,7 @@ class ByHand(Form):
         return super().wrap(module)
 
     def _average(self, tensor: torch.Tensor) -> None:
-        """The ranks' mean in place."""
+        """Replace a tensor by the ranks' mean."""
         dist.all_reduce(tensor, op=self._operation)
         self._divide(tensor)
 
@@ -91,7 +91,7 @@ class Flat(ByHand):
 
 
 class Overlap(ByHand):
-    """In the last backward each gradient is sent off as soon as it is ready; all are awaited at its end."""
+    """Each gradient is sent off as soon as the last backward has it ready; all are awaited at its end."""
 
     phase: str | None = None
 
@@ -152,7 +152,7 @@ class Ddp(Form):
         return context
 
     def buckets(self) -> BucketLayout:
-        """What DistributedDataParallel reports of its buckets; rebuilt ones exist from the third step on."""
+        """Return what DistributedDataParallel reports of its buckets; rebuilt ones exist from the third step on."""
         logged = self._ddp._get_ddp_logging_data()
         return BucketLayout(
             initial_bytes=_sizes(logged.get("bucket_sizes", "")),
@@ -162,7 +162,7 @@ class Ddp(Form):
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """Numbers with commas between them.
+    """Return the numbers of a text that has commas between them.
 
     >>> _sizes("1048576, 26214400"), _sizes("")
     ((1048576, 26214400), ())

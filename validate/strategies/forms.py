@@ -21,7 +21,7 @@ FORMS = {
 
 
 def make_form(scenario: Scenario) -> Form:
-    """The form of ``parallelism.strategy``, one of :data:`FORMS`."""
+    """Return the form of ``parallelism.strategy``, one of :data:`FORMS`."""
     module, _, name = FORMS[scenario.parallelism.strategy].partition(":")
     form: Form = getattr(import_module(module), name)(scenario)
     return form

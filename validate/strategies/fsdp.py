@@ -21,7 +21,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from perfmodel.errors import PerfModelError
 from perfmodel.models.build import repeated_blocks
-from perfmodel.models.step import clip_parts, make_optimizer, optimizer_settings
+from perfmodel.models.step import clip_shards, make_optimizer, optimizer_settings
 from perfmodel.scenario.scenario import FsdpSection, MixedPrecisionSection, Scenario
 from validate.strategies.data_parallel import ByHand, Ddp, Form
 
@@ -49,7 +49,7 @@ class ZeroBroadcast(Ddp):
 class FlatParameters:
     """Parameters of one dtype as views of one buffer, padded so that ranks have equal shards; the own one is stepped.
 
-    shard: this rank's part of the buffer as a parameter, whose gradient is the ranks' own part of all gradients.
+    shard: this rank's shard of the buffer as a parameter, whose gradient is its shard of all gradients.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -107,8 +107,8 @@ class ZeroReduceScatter(ByHand):
             self._divide(flat.scatter_gradients(self._operation))
 
     def clip(self, module: nn.Module, max_norm: float) -> None:
-        """The norm of all gradients is that of the ranks' norms."""
-        clip_parts(self._shards(), max_norm, dist.all_reduce)
+        """Clip by the norm of the ranks' norms, which is that of all gradients."""
+        clip_shards(self._shards(), max_norm, dist.all_reduce)
 
     def after_step(self) -> None:
         for flat in self._flat:
@@ -119,7 +119,7 @@ class ZeroReduceScatter(ByHand):
 
 
 def zero1(scenario: Scenario) -> Form:
-    """The form that ``zero1_form`` asks for."""
+    """Return the form that ``zero1_form`` asks for."""
     form = ZeroReduceScatter if scenario.parallelism.zero1_form == "reduce-scatter" else ZeroBroadcast
     return form(scenario)
 
@@ -144,8 +144,8 @@ class FullyShard(Form):
         _check_groups(module, blocks)
         super().wrap(module)
         options = self._options(next(module.parameters()).device.type)
-        for part in (*blocks, module):
-            fully_shard(part, **options)
+        for submodule in (*blocks, module):
+            fully_shard(submodule, **options)
         self._prefetch(blocks)
         self._root = module
         return module
@@ -182,12 +182,12 @@ class FullyShard(Form):
 
 
 def _check_groups(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Each group must have one dtype, and no parameter of another."""
-    inside = {id(part) for block in blocks for part in block.modules()}
-    rest = [part for part in module.modules() if id(part) not in inside]
+    """Refuse a group with several dtypes, or with a parameter of another group."""
+    inside = {id(submodule) for block in blocks for submodule in block.modules()}
+    rest = [submodule for submodule in module.modules() if id(submodule) not in inside]
     owners: dict[int, int] = {}
-    for number, parts in enumerate([*(list(block.modules()) for block in blocks), rest]):
-        members = [each for part in parts for each in part.parameters(recurse=False)]
+    for number, submodules in enumerate([*(list(block.modules()) for block in blocks), rest]):
+        members = [each for submodule in submodules for each in submodule.parameters(recurse=False)]
         _check_dtypes("fully_shard", [each for each in members if each.requires_grad])
         if any(owners.setdefault(id(each), number) != number for each in members):
             raise PerfModelError(

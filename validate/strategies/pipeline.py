@@ -1,7 +1,7 @@
-"""A pipeline for real: this rank's parts of the model under a schedule of torch.distributed.pipelining.
+"""A pipeline for real: this rank's stages of the model under a schedule of torch.distributed.pipelining.
 
-Under data parallelism the pipeline has replicas, which stand one after another among the ranks; each part is wrapped by
-DistributedDataParallel over the ranks that hold the same one, and torch's stages tell it when to reduce.
+Under data parallelism the pipeline has replicas, which stand one after another among the ranks; each stage is wrapped
+by DistributedDataParallel over the ranks that hold the same one, and torch's stages tell it when to reduce.
 
 A message of another shape or type than its receiver expects hangs without a word under NCCL. So ranks tell each other
 through the store what each stage takes and gives before anything is sent, and every output is looked at before it is.
@@ -48,21 +48,28 @@ LEAD_IN_STEPS = 2  # before the one whose computing is written down
 _made = itertools.count()  # pipelines of this process; every rank makes the same ones in the same order
 
 
-def own_parts(scenario: Scenario, rank: int, device: torch.device) -> nn.ModuleDict:
-    """The rank's parts of the model, by stage, on a device that holds all of it for a moment.
+def own_stages(scenario: Scenario, rank: int, device: torch.device) -> nn.ModuleDict:
+    """Return the rank's stages of the model, by number, on a device that holds the whole model for a moment.
 
     All ranks' random numbers must be in the same state.
     """
     section = pipeline_of(scenario)
     with device:
-        parts = cut(build_module(scenario), scenario)
+        modules = cut(build_module(scenario), scenario)
     numbers = stages_of(section.schedule, section.stages, section.virtual_stages)[rank % section.stages]
-    return nn.ModuleDict({str(number): parts[number] for number in numbers})
+    return nn.ModuleDict({str(number): modules[number] for number in numbers})
 
 
 class Replica(NamedTuple):
-    """number: of the pipeline that this rank is in. pipeline: its ranks. peers: those that hold the same parts. None
-    for all ranks, and for none.
+    """The replica of a pipeline that this rank is in.
+
+    Attributes
+    ----------
+    number : int
+    pipeline : ProcessGroup or None
+        The ranks of the replica; None if they are all ranks.
+    peers : ProcessGroup or None
+        The ranks of all replicas that hold the same stages; None if there is one replica.
     """
 
     number: int = 0
@@ -71,7 +78,14 @@ class Replica(NamedTuple):
 
 
 def own_replica(scenario: Scenario, timeout_s: float = GROUP_TIMEOUT_S) -> Replica:
-    """Of this rank; every rank must ask. timeout_s: how long a rank waits for another of a group that is made here."""
+    """Return this rank's replica; every rank must ask.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    timeout_s : float
+        How long a rank waits for another of a group that is made here, in seconds.
+    """
     stages, dp = pipeline_of(scenario).stages, scenario.parallelism.dp
     if dp == 1:
         return Replica()
@@ -117,11 +131,11 @@ class ActionLog:
         self._computed.append((kind, stage, micro_batch, start, self._now()))
 
     def extend_last(self) -> None:
-        """What was computed last only ends here."""
+        """End here what was computed last."""
         self._computed[-1] = (*self._computed[-1][:-1], self._now())
 
     def actions(self, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
-        """In order, in seconds since the first rank began the step; every rank must ask. Waits for the device."""
+        """Return the actions in order, in seconds since the first rank began, once the device is done. All ranks must ask."""
         if self._is_cuda:
             torch.cuda.synchronize()
         zero_s = -ranks.largest(-self._host_s(self._step_began))
@@ -141,18 +155,18 @@ class ActionLog:
 
 
 class Stage(pipelining.PipelineStage):
-    """torch's stage, with what it takes and gives known in advance. log: where computing is written down, or None.
+    """torch's stage, with what it takes and gives known in advance; ``log`` notes when it computes, unless None.
 
-    Were it not known, torch would try each part outside of no_sync, and DistributedDataParallel would then reduce in
+    Were it not known, torch would try each stage outside of no_sync, and DistributedDataParallel would then reduce in
     the first backward as well.
     """
 
     def __init__(
-        self, part: nn.Module, number: int, scenario: Scenario, device: torch.device, replica: Replica
+        self, module: nn.Module, number: int, scenario: Scenario, device: torch.device, replica: Replica
     ) -> None:
-        self.takes, self.gives = boundary_tensors(part, scenario)
+        self.takes, self.gives = boundary_tensors(module, scenario)
         count = pipeline_of(scenario).number_of_stages
-        module = part if replica.peers is None else Ddp(scenario, replica.peers).wrap(part)
+        module = module if replica.peers is None else Ddp(scenario, replica.peers).wrap(module)
         known = {"input_args": self.takes, "output_args": self.gives}
         super().__init__(module, number, count, device, group=replica.pipeline, **known)
         self.scenario_name = scenario.name
@@ -164,7 +178,7 @@ class Stage(pipelining.PipelineStage):
         if not self.is_last and (output.shape, output.dtype) != (self.gives.shape, self.gives.dtype):
             raise PerfModelError(
                 f"{self.scenario_name}: stage {self.stage_index} must give {_shown(self.gives)}, which stage "
-                f"{self.stage_index + 1} expects (it gave {_shown(output)}). Cast it at the end of the part's forward."
+                f"{self.stage_index + 1} expects (it gave {_shown(output)}). Cast it at the end of the stage's forward."
             )
         return output
 
@@ -192,7 +206,9 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def check_boundaries(stages: Sequence[Stage], replica: int = 0) -> None:
-    """Every stage must give what the next takes. All ranks of a replica compare all stages, so that none goes on alone.
+    """Refuse a stage that does not give what the next takes.
+
+    All ranks of a replica compare all stages, so that none goes on alone.
 
     Raises
     ------
@@ -207,7 +223,7 @@ def check_boundaries(stages: Sequence[Stage], replica: int = 0) -> None:
         if gives != takes:
             raise PerfModelError(
                 f"{stages[0].scenario_name}: stage {number} must give what stage {number + 1} takes (it gives {gives}, "
-                f"where {takes} is taken). Cast it at the end of the part's forward."
+                f"where {takes} is taken). Cast it at the end of the stage's forward."
             )
 
 
@@ -219,13 +235,13 @@ class PipelineStep(TrainingStep):
 
     Parameters
     ----------
-    parts : nn.ModuleDict
-        As :func:`own_parts` gives, on the device.
+    modules : nn.ModuleDict
+        As :func:`own_stages` gives, on the device.
     scenario : Scenario
         With a pipeline, or replicas of one, over all ranks of the default process group.
     device : torch.device
     timeout_s : float
-        How long a rank waits for another of its replica, or of those that hold the same parts, where there are several
+        How long a rank waits for another of its replica, or of those that hold the same stages, where there are several
         replicas.
 
     Raises
@@ -236,16 +252,16 @@ class PipelineStep(TrainingStep):
 
     def __init__(
         self,
-        parts: nn.ModuleDict,
+        modules: nn.ModuleDict,
         scenario: Scenario,
         device: torch.device,
         timeout_s: float = GROUP_TIMEOUT_S,
     ) -> None:
         replica = own_replica(scenario, timeout_s)
-        self._stages = [Stage(part, int(number), scenario, device, replica) for number, part in parts.items()]
+        self._stages = [Stage(module, int(number), scenario, device, replica) for number, module in modules.items()]
         check_boundaries(self._stages, replica.number)
         inputs = _own_inputs(self._stages, scenario, device, SEED + replica.number)
-        super().__init__(parts, inputs, make_optimizer(parts.parameters(), scenario), scenario)
+        super().__init__(modules, inputs, make_optimizer(modules.parameters(), scenario), scenario)
         self._log: ActionLog | None = None
         self._criterion = loss_of(scenario)
         self._schedule = self._make_schedule()
@@ -263,7 +279,7 @@ class PipelineStep(TrainingStep):
         return loss
 
     def run(self, mark: Mark = lambda phase, micro_batch: None) -> None:
-        """One whole step; see :meth:`TrainingStep.run`. Ranks must run as many."""
+        """Run one whole step; see :meth:`TrainingStep.run`. Ranks must run as many."""
         assert self.optimizer is not None
         mark("zero_grad", -1)
         self.optimizer.zero_grad(set_to_none=True)
@@ -274,7 +290,7 @@ class PipelineStep(TrainingStep):
         mark("end", -1)
 
     def record_actions(self, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
-        """When each stage of this rank computed what in a step that follows others; every rank must ask."""
+        """Return when each stage of this rank computed what in a step that follows others; every rank must ask."""
         ranks.together()
         log = ActionLog(self.device_type)
         for _ in range(LEAD_IN_STEPS):
@@ -294,7 +310,7 @@ class PipelineStep(TrainingStep):
 def _own_inputs(
     stages: Sequence[Stage], scenario: Scenario, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Tokens for the first stage and labels for the last, of one batch of all ranks of the pipeline."""
+    """Return tokens for the first stage and labels for the last, of one batch of all ranks of the pipeline."""
     batch: Mapping[str, torch.Tensor] = make_inputs(scenario, "cpu", torch.Generator().manual_seed(seed))
     wanted = {"input_ids": any(stage.is_first for stage in stages), "labels": any(stage.is_last for stage in stages)}
     return {name: batch[name].to(device) for name, is_wanted in wanted.items() if is_wanted}

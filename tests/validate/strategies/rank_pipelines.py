@@ -12,7 +12,7 @@ import torch
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.errors import PerfModelError
 from perfmodel.scenario.scenario import Scenario
-from validate.strategies.pipeline import PipelineStep, own_parts
+from validate.strategies.pipeline import PipelineStep, own_stages
 
 RANKS = 2
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def scenario(name):
 
 def parts_of(name, rank):
     torch.manual_seed(0)
-    return own_parts(scenario(name), rank, CPU)
+    return own_stages(scenario(name), rank, CPU)
 
 
 def one_step(name, rank, ranks):

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from calibrate.this_machine.launcher import join, telling
 from perfmodel.scenario.scenario import Scenario
-from validate.strategies.pipeline import PipelineStep, own_parts
+from validate.strategies.pipeline import PipelineStep, own_stages
 
 STAGES, DP, MICRO_BATCHES = 2, 2, 4
 CAP_MB = 0.002
@@ -67,7 +67,7 @@ def told(method, kind, stage, log):
 
 def steps(name, rank):
     torch.manual_seed(0)
-    parts = own_parts(scenario(name), rank, CPU)
+    parts = own_stages(scenario(name), rank, CPU)
     step = PipelineStep(parts, scenario(name), CPU)
     log = []
     for stage in step._stages:
