@@ -356,7 +356,7 @@ def _device_memory(device: torch.device) -> tuple[int | None, int | None]:
 def main(request_path: str, result_path: str) -> None:
     """Measure what the request file asks for; the result file holds the measurement or the sentence of an error.
 
-    On several ranks: this rank's part, and the result file bears its number.
+    On several ranks it holds what this rank measured, and its name bears the rank's number.
     """
     data = json.loads(Path(request_path).read_text())
     request, effort = Request(**data["request"]), Effort(**data["effort"])

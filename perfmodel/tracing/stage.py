@@ -117,9 +117,9 @@ def prepared_stage(
     gives: torch.Tensor,
     making: AbstractContextManager[Any],
 ) -> Any:
-    """torch's stage ``number`` of ``count``, as a schedule prepares it for two micro-batches.
+    """Return torch's stage ``number`` of ``count``, as a schedule prepares it for two micro-batches.
 
-    takes, gives: tensors like what it takes and gives of one.
+    ``takes`` and ``gives`` are tensors like what it takes and gives for one micro-batch.
     """
     distributed = torch.distributed
     with (  # a stage asks for its place among the ranks, which decides nothing that it computes
@@ -263,13 +263,13 @@ class _StageStep:
         self._given[name].append((spec, storage))
 
     def boundary(self, takes: list[torch.Tensor], takes_gradient: list[torch.Tensor]) -> Boundary:
-        """takes, takes_gradient: the buffers received into."""
-        output = _made(self._given["output"])
+        """Return the boundary; the buffers are those that torch receives activations and gradients into."""
+        output = _noted_tensors(self._given["output"])
         return Boundary(
             takes=self._received(takes),
             gives=None if self._stage.is_last else output,
             takes_gradient=self._received(takes_gradient),
-            gives_gradient=_made(self._given["gradient"]) if self._given["gradient"] else None,
+            gives_gradient=_noted_tensors(self._given["gradient"]) if self._given["gradient"] else None,
             output=output,
         )
 
@@ -282,8 +282,8 @@ class _StageStep:
         return BoundaryTensor(spec, storages, storages)
 
 
-def _made(given: list[tuple[Any, int]]) -> BoundaryTensor:
-    """Of what was noted in two steps."""
+def _noted_tensors(given: list[tuple[Any, int]]) -> BoundaryTensor:
+    """Return the tensors that were noted in two steps."""
     storages = [storage for _, storage in given]
     first, steady = storages[:TRACED_MICRO_BATCHES], storages[TRACED_MICRO_BATCHES:]
     return BoundaryTensor(given[0][0], tuple(first), tuple(steady))
