@@ -13,7 +13,7 @@ from perfmodel.errors import PerfModelError
 from perfmodel.prediction.support import check_supported
 from perfmodel.scenario.families import FAMILIES
 from perfmodel.scenario.rules import check_scenario, check_workload
-from perfmodel.scenario.scenario import Scenario
+from perfmodel.scenario.scenario import SPLITTING, Scenario
 from tests.prediction.toys import wired
 from tests.refusals import refused
 from validate.run import measure
@@ -173,9 +173,17 @@ PIPELINES: list[tuple[dict[str, Any], tuple[object, ...]]] = [
     (pipeline() | CLIPPED, ("optimizer.max_grad_norm", "left out", 1.0)),
     (pipeline() | {"precision": "amp-fp16"}, ("precision", "amp-fp16", "amp-bf16")),
     (pipeline(dp=2, strategy="zero1"), ("parallelism.strategy", "ddp", "zero1")),
+    *(
+        (
+            pipeline(dp=2, strategy="ddp", schedule=schedule, virtual_stages=2),
+            ("parallelism.pp.schedule", "dp=2", schedule, "interleaved-1f1b"),
+        )
+        for schedule in SPLITTING
+    ),
+    (pipeline(dp=2, strategy="zero2"), ("parallelism.strategy", "ddp", "zero2")),
     (
-        pipeline(dp=2, strategy="ddp", schedule="zbv-zero-bubble", virtual_stages=2),
-        ("parallelism.pp.schedule", "dp=2", "zbv-zero-bubble", "interleaved-1f1b"),
+        pipeline(dp=2, strategy="ddp") | {"hardware": {"profile": "p", "gpus": 2}},
+        ("hardware.gpus", "dp=2", "gpus=2", 4),
     ),
     (pipeline(dp=2, strategy="ddp", static_graph=True), ("parallelism.static_graph", "false", "true")),
     (pipeline(dp=2), ("parallelism.strategy", 2, "none", "ddp")),

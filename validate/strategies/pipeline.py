@@ -135,7 +135,7 @@ class ActionLog:
         self._computed[-1] = (*self._computed[-1][:-1], self._now())
 
     def actions(self, ranks: Ranks | Alone) -> tuple[PipelineAction, ...]:
-        """Return the actions in order, in seconds since the first rank began; wait for the device. All ranks must ask."""
+        """Wait for the device; return its actions, in seconds since the first rank began. All ranks must ask."""
         if self._is_cuda:
             torch.cuda.synchronize()
         zero_s = -ranks.largest(-self._host_s(self._step_began))

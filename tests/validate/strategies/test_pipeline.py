@@ -18,7 +18,7 @@ from perfmodel.program.pipeline.orders import Compute
 from perfmodel.program.pipeline.schedules import rank_actions
 from perfmodel.program.program import COLLECTIVE
 from perfmodel.program.ranks import rank_programs
-from perfmodel.scenario.scenario import SPLITTING, Scenario
+from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.trace import EventKind
 from tests.places import ROOT
 from tests.refusals import refused
@@ -140,7 +140,7 @@ def test_a_step_has_three_phases(ranks):
 def test_stages_that_do_not_fit_are_refused_on_every_rank(ranks):
     sentence = (
         "1f1b: stage 0 must give what stage 1 takes (it gives [2, 8, 16] of float32, where [2, 8, 16] of bfloat16 is "
-        "taken). Cast it at the end of the part's forward."
+        "taken). Cast it at the end of the stage's forward."
     )
     assert [rank["refused"] for rank in ranks] == [sentence] * RANKS
 
@@ -193,31 +193,7 @@ def test_replicas_of_a_pipeline_are_measured_rank_by_rank():
     assert all(len(rank.actions) == 8 for rank in measured.ranks)
 
 
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        (two(gpus=4), ("hardware.gpus", "gpus=4", "stages=2", "dp=1", 2)),
-        (two({"dp": 2, "strategy": "ddp"}), ("hardware.gpus", "gpus=2", "stages=2", "dp=2", 4)),
-        (two({"dp": 2}, gpus=4), ("several GPUs", "naive", "flat", "overlap", "ddp")),
-        (two({"dp": 2, "strategy": "zero2"}, gpus=4), ("parallelism.strategy", "ddp", "zero2")),
-        (
-            two({"dp": 2, "strategy": "ddp", "static_graph": True}, gpus=4),
-            ("parallelism.static_graph", "false", "true"),
-        ),
-        *(
-            (
-                two({"dp": 2, "strategy": "ddp", "pp": PIPELINE | {"schedule": schedule, "virtual_stages": 2}}, gpus=4),
-                ("parallelism.pp.schedule", "dp=2", schedule),
-            )
-            for schedule in SPLITTING
-        ),
-        (two(mode="forward"), ("mode", "train", "forward")),
-        (two(training={"gradient_accumulation": 2}), ("training.gradient_accumulation", 1, "pipeline")),
-        (two(optimizer={"max_grad_norm": 1.0}), ("optimizer.max_grad_norm", "pipeline")),
-        (two(precision="amp-fp16"), ("precision", "amp-fp16", "pipeline")),
-        (two(batch=6), ("parallelism.pp.micro_batches", "batch.size=6", 4)),
-    ],
-)
-def test_what_cannot_be_run_is_refused_before_it_starts(asked, named):
-    with refused(*named):
-        measure(asked, "cpu")
+def test_what_cannot_be_run_is_refused_before_it_starts():
+    """Rules of pipelines are those of scenarios; see tests/scenario/test_rules.py."""
+    with refused("hardware.gpus", "gpus=4", "stages=2", "dp=1", 2):
+        measure(two(gpus=4), "cpu")
