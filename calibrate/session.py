@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,6 +13,7 @@ from calibrate.closing import closing_report, closing_warnings
 from calibrate.draft import Draft
 from calibrate.host.pieces import HostPieces
 from calibrate.host.reference import with_general
+from calibrate.host.scenarios import scenario_host_records
 from calibrate.jobs import Job, chosen, job, missing
 from calibrate.kernels import drift
 from calibrate.kernels.bench import Bench, failure, observe_jobs, time_jobs, unobserved
@@ -23,16 +22,14 @@ from calibrate.opening import Wanted, check_output_name, opened, wanted_of
 from calibrate.output_lock import locked
 from calibrate.progress import Progress
 from calibrate.stage_names import CACHE, OTHER_STAGES, POWER, WAITING
+from calibrate.stages import Stages, now
 from calibrate.this_machine import facts as machine
 from calibrate.timing.cuda_stopwatch import CudaSeparator, CudaStopwatch, CudaStream
 from calibrate.timing.samples import CpuStopwatch, Stopwatch
-from perfmodel.cost.host import host_costs
-from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.errors import PerfModelError
 from perfmodel.files.kinds import HOST_PIECES, SAMPLES
 from perfmodel.files.writing import check_writable
 from perfmodel.hardware.profile import Profile
-from perfmodel.program.program import single_device_program
 from perfmodel.scenario.rules import check_scenario
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.trace import Trace
@@ -44,8 +41,6 @@ KEPT_S = {"cuda": 50.0, "cpu": 25.0}  # of that, for all but the grid
 SOAK_S = 6.0
 SHORT_SOAK_S = 1.0
 SOAK_SHARE = 0.1  # of the budget that a soak may take
-USUAL_S = {"waiting": 34.0, "cache": 3.0, "power": 8.0}  # on a GPU, of stages that are measured whole or not at all
-NEAR = 0.5  # of the device time: below, the device is what takes long
 
 
 def calibrate(
@@ -59,6 +54,7 @@ def calibrate(
     budget_s: float | None = None,
     allow_import: bool = False,
     base: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Profile:
     """Measure this machine into a profile file.
 
@@ -75,7 +71,7 @@ def calibrate(
     device : str
         ``cuda`` (the current GPU) or ``cpu`` (one thread).
     scenarios : sequence of Scenario
-        Whose exact kernel keys to measure.
+        The exact kernel keys of these are measured.
     resume : bool
         Go on with an unfinished file.
     name : str, optional
@@ -98,6 +94,8 @@ def calibrate(
         Whether a scenario's own model may be imported.
     base : str, optional
         A profile of the catalog, measured on another machine with the same device and libraries.
+    clock : callable
+        Returns the time in seconds, for budgets.
 
     Returns
     -------
@@ -121,14 +119,14 @@ def calibrate(
         check_writable(draft.host_pieces_path, HOST_PIECES)
         HostPieces.kept_in(draft.host_pieces_path, draft.measured_at)  # is refused now, not after the grid
         wanted = [wanted_of(scenario, allow_import) for scenario in scenarios]
-        session = _Session(draft, device, Progress(progress), budget_s, allow_import)
+        session = _Session(draft, device, Progress(progress), budget_s, allow_import, clock)
         with session.progress():
             return session.run(wanted, only, general=resume or is_new or not draft.stages_s)
 
 
 @contextmanager
 def _threads_of(device: str) -> Iterator[None]:
-    """A CPU is measured with one thread."""
+    """Let a CPU be measured with one thread."""
     threads = torch.get_num_threads()
     try:
         if device == "cpu":
@@ -139,19 +137,24 @@ def _threads_of(device: str) -> Iterator[None]:
 
 
 class _Session:
-    """One run over one draft."""
+    """One run over one draft: what is measured, and in which order."""
 
     def __init__(
-        self, draft: Draft, device: str, progress: Progress, budget_s: float | None, allow_import: bool
+        self,
+        draft: Draft,
+        device: str,
+        progress: Progress,
+        budget_s: float | None,
+        allow_import: bool,
+        clock: Callable[[], float],
     ) -> None:
         self.draft = draft
         self.device = device
         self.progress = progress
-        self._began_s = time.monotonic()
+        self.stages = Stages(draft, device, budget_s, clock)
+        self._clock = clock
         self._budget_s = BUDGET_S[device] if budget_s is None else budget_s
-        self._ends_s = self._began_s + budget_s if budget_s else float("inf")
         self._allow_import = allow_import
-        self._left_out: list[str] = []
         self._is_warm = False
         self._lines: list[str] = []
         self._before = dict(draft.kernels)
@@ -159,13 +162,13 @@ class _Session:
     def run(self, wanted: Wanted, only: Sequence[str] | None, general: bool) -> Profile:
         general = general and not only
         if general:
-            self._constants_of_memory()
+            self._memory_constants()
         stopwatch = self._stopwatch()
         bench = Bench(self.device, stopwatch, self.draft.profile.device.l2_bytes)
         if general:
             self._general_before(bench, stopwatch)
         if only:
-            self._again(bench, stopwatch, only, wanted)
+            self._repeat(bench, stopwatch, only, wanted)
         else:
             self._scenarios(bench, wanted)
         if general:
@@ -180,55 +183,45 @@ class _Session:
     # general calibration
 
     def _general_before(self, bench: Bench, stopwatch: Stopwatch) -> None:
-        self._once("launch", lambda: self._launch(stopwatch))
-        if self.device == "cuda" and self._budget_s > 0 and self._has_time_for(WAITING):
-            self._once(WAITING, self._waiting)
-        if not self._is_done("grid") and self._budget_s > 0:
+        self.stages.once("launch", lambda: self._launch(stopwatch))
+        if self.device == "cuda" and self._budget_s > 0 and self.stages.has_time_for(WAITING):
+            self.stages.once(WAITING, self._waiting)
+        if not self.stages.is_done("grid") and self._budget_s > 0:
             self._soak(bench, min(SOAK_S, SOAK_SHARE * self._budget_s))
             self._sentinels(bench, "start")
             self._grid(bench)
             self._sentinels(bench, "middle")
-        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and self._has_time_for(CACHE):
+        if isinstance(stopwatch, CudaStopwatch) and self._budget_s > 0 and self.stages.has_time_for(CACHE):
             self._cache(bench, stopwatch)
-        if not self._is_done("host"):
+        if not self.stages.is_done("host"):
             self._host()
 
     def _general_after(self, bench: Bench) -> None:
-        if self._budget_s > 0 and self._has_time_for(POWER):
-            self._once(POWER, lambda: self._power(bench))
+        if self._budget_s > 0 and self.stages.has_time_for(POWER):
+            self.stages.once(POWER, lambda: self._power(bench))
             self._sentinels(bench, "end")
 
-    def _has_time_for(self, stage: str) -> bool:
-        """Whether to measure a stage that is left to do, now; else it is noted as left out."""
-        if self._is_done(stage):
-            return False
-        usual_s = USUAL_S[stage] if self.device == "cuda" else 0.0
-        if usual_s <= (self._ends_s - time.monotonic()) / 2:
-            return True
-        self._left_out.append(f"the stage {stage} was")
-        return False
-
-    def _constants_of_memory(self) -> None:
+    def _memory_constants(self) -> None:
         if self.device == "cuda":
             from calibrate.device.launch_constants import memory_constants
 
-            self._once("memory", lambda: self.draft.update(memory=memory_constants()))
+            self.stages.once("memory", lambda: self.draft.update(memory=memory_constants()))
 
     def _launch(self, stopwatch: Stopwatch) -> None:
         if isinstance(stopwatch, CudaStopwatch):
             from calibrate.device.launch_constants import empty_kernel_s, launch_constants
 
             spacing_s = empty_kernel_s(stopwatch)
-            self._note("launch", {"empty_kernel_s": spacing_s})
+            self.stages.note("launch", {"empty_kernel_s": spacing_s})
             self.draft.update(launch=launch_constants(stopwatch, spacing_s))
 
     def _waiting(self) -> None:
-        """After the stage of launches, whose section of the profile it adds to."""
+        """Measure what kernels take more while other streams wait; it adds to the section of the stage ``launch``."""
         from calibrate.device.waiting_streams import PROCESSES, waiting_gaps_s, waiting_spacings_s
 
         self.progress.stage(WAITING, PROCESSES)
         spacings_s = waiting_spacings_s(self.progress.advance)
-        self._note(WAITING, {"spacings_s": spacings_s, "measured_at": datetime.now(UTC).isoformat(timespec="seconds")})
+        self.stages.note(WAITING, {"spacings_s": spacings_s, "measured_at": now()})
         gaps_s = waiting_gaps_s(spacings_s)
         self.draft.update(launch=self.draft.profile.launch.model_copy(update={"waiting_gap_s": gaps_s}))
 
@@ -238,8 +231,8 @@ class _Session:
         if not self._is_warm:
             self._soak(bench, SHORT_SOAK_S)
         self.progress.stage(CACHE, None)
-        self._stage(CACHE, lambda: self.draft.update(cache=measure_cache(stopwatch)))
-        measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.stages.run(CACHE, lambda: self.draft.update(cache=measure_cache(stopwatch)))
+        measured_at = now()
         self.draft.update(provenance=self.draft.profile.provenance | {CACHE: {"measured_at": measured_at}})
 
     def _grid(self, bench: Bench) -> None:
@@ -247,29 +240,29 @@ class _Session:
 
         jobs = [job(operation, "grid", allowed) for operation, allowed in grid_operations(self.draft.profile.device)]
         jobs = missing(jobs, self.draft.kernels)
-        began_s = time.monotonic()
-        stop_s = self._began_s + max(self._budget_s - KEPT_S[self.device], self._budget_s / 2)
-        left_out = time_jobs(bench, jobs, self.draft, self.progress, "general grid", stop_s)
+        began_s = self._clock()
+        stop_s = self.stages.began_s + max(self._budget_s - KEPT_S[self.device], self._budget_s / 2)
+        left_out = time_jobs(bench, jobs, self.draft, self.progress, "general grid", stop_s, self._clock)
         if left_out:
-            self._left_out.append(f"{left_out} grid keys were")
+            self.stages.left_out.append(f"{left_out} grid keys were")
         else:
-            self.draft.complete("grid", time.monotonic() - began_s)
+            self.draft.complete("grid", self._clock() - began_s)
 
     def _host(self) -> None:
-        """Piece by piece; those that a stopped run measured are kept beside the profile."""
+        """Measure host costs piece by piece; those that a stopped run measured are kept beside the profile."""
         from calibrate.host.costs import measure_host
 
         if not self.draft.path.exists():
             self.draft.write()  # so that a stopped run finds the profile that its pieces belong to
-        began_s = time.monotonic()
+        began_s = self._clock()
         self.progress.stage("host costs", None)
         pieces = HostPieces.kept_in(self.draft.host_pieces_path, self.draft.measured_at)
-        found = measure_host(self.device, self.progress.at, pieces, lambda: time.monotonic() > self._ends_s)
+        found = measure_host(self.device, self.progress.at, pieces, lambda: self.stages.is_late)
         self.draft.update(host=dict(sorted(with_general(self.draft.profile.host, found).items())))
         if pieces.left_out:
-            self._left_out.append(f"{pieces.left_out} pieces of the host's costs were")
+            self.stages.left_out.append(f"{pieces.left_out} pieces of the host's costs were")
             return
-        self.draft.complete("host", time.monotonic() - began_s)
+        self.draft.complete("host", self._clock() - began_s)
         pieces.remove()
 
     def _power(self, bench: Bench) -> None:
@@ -289,58 +282,34 @@ class _Session:
 
     def _scenarios(self, bench: Bench, wanted: Wanted) -> None:
         for scenario, jobs, traces, ranks in wanted:
-            began_s = time.monotonic()
+            began_s = self._clock()
             new = missing(jobs, self.draft.kernels)
             if new and not self._is_warm:
                 self._soak(bench, SHORT_SOAK_S)
             time_jobs(bench, new, self.draft, self.progress, f"scenario {scenario.name}")
-            kernels_s = time.monotonic() - began_s
+            kernels_s = self._clock() - began_s
             found = sum(self._host_of(scenario, trace) for trace in traces)
             found += sum(self._host_of(scenario, trace, has_modules=False) for trace in ranks)
-            host_s = time.monotonic() - began_s - kernels_s
+            host_s = self._clock() - began_s - kernels_s
             self._lines.append(
                 f"scenario {scenario.name}: {len(new)} of {len(jobs)} kernel keys were new,"
                 f" {format_seconds(kernels_s)} added; {found} host costs, {format_seconds(host_s)} added"
             )
-            self._note("scenarios_s", {scenario.name: round(kernels_s + host_s, 3)})
+            self.stages.note("scenarios_s", {scenario.name: round(kernels_s + host_s, 3)})
 
     def _host_of(self, scenario: Scenario, trace: Trace, has_modules: bool = True) -> int:
-        """Measure host costs that are the scenario's own. Returns how many were new.
-
-        has_modules: or else only its loops over parameters.
-        """
-        from calibrate.host.costs import measure_host_keys, measure_host_lists
-
+        """Measure host costs that are the scenario's own, and return how many were new."""
         self.progress.stage(f"scenario {scenario.name}, host", None)
-        known = self.draft.profile.host
+        profile = self.draft.profile
         try:
-            if has_modules:
-                own_batch = self._host_decides(scenario, trace)
-                found = measure_host_keys(trace, scenario.precision, self.device, known, self._allow_import, own_batch)
-            else:
-                found = measure_host_lists(trace, self.device, known)
+            found = scenario_host_records(scenario, trace, profile, self.device, self._allow_import, has_modules)
         except RuntimeError as error:
             self._lines.append(f"scenario {scenario.name}: its own host costs were not measured: {failure(error)}")
             return 0
-        self.draft.update(host=dict(sorted((known | found).items())))
+        self.draft.update(host=dict(sorted((profile.host | found).items())))
         return len(found)
 
-    def _host_decides(self, scenario: Scenario, trace: Trace) -> bool:
-        """Whether the step's host time, by general keys, comes near its device time: then its own batch is worth it."""
-        if self.device == "cpu":
-            return False
-        profile = self.draft.profile
-        program = single_device_program(trace)
-        host_s = host_costs(program, profile, scenario.precision).sum()
-        costs = kernel_costs(trace.operations, profile, scenario.matmul_tf32)
-        device_s = sum(costs[operation].time_s for operation in program.instructions.a[program.instructions.launches])
-        return bool(host_s > NEAR * device_s)
-
-    def _note(self, name: str, facts: dict[str, Any]) -> None:
-        provenance = self.draft.profile.provenance
-        self.draft.update(provenance=provenance | {name: provenance.get(name, {}) | facts})
-
-    def _again(self, bench: Bench, stopwatch: Stopwatch, only: Sequence[str], wanted: Wanted) -> None:
+    def _repeat(self, bench: Bench, stopwatch: Stopwatch, only: Sequence[str], wanted: Wanted) -> None:
         for stage in (WAITING, CACHE):
             if stage in only and self.device != "cuda":
                 raise PerfModelError(
@@ -354,21 +323,21 @@ class _Session:
         for name, points in groups.items():
             self._grid_class(bench, name, [job(operation, "grid", allowed) for operation, allowed in points])
         if POWER in only:
-            self._stage(POWER, lambda: self._power(bench))
+            self.stages.run(POWER, lambda: self._power(bench))
         if WAITING in only:
-            self._stage(WAITING, self._waiting)
+            self.stages.run(WAITING, self._waiting)
         if CACHE in only and isinstance(stopwatch, CudaStopwatch):
             self._cache(bench, stopwatch)
 
     def _grid_class(self, bench: Bench, name: str, jobs: Sequence[Job]) -> None:
-        """One class of the grid, with the sentinels: these say whether the machine is as fast as it was before."""
-        began_s = time.monotonic()
+        """Measure one class of the grid, with the sentinels, which say whether the machine is as fast as before."""
+        began_s = self._clock()
         times_s = drift.measure(bench)
         time_jobs(bench, jobs, self.draft, self.progress, name)
-        facts = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "sentinels_s": times_s}
-        self._note("grid_classes", {name: facts})
+        facts = {"measured_at": now(), "sentinels_s": times_s}
+        self.stages.note("grid_classes", {name: facts})
         change = drift.change(self.draft.profile, times_s)
-        spent = format_seconds(time.monotonic() - began_s)
+        spent = format_seconds(self._clock() - began_s)
         self._lines.append(
             f"{name}: {len(jobs)} kernel keys, {spent}; the machine's sentinels changed by {change:+.1%}"
         )
@@ -377,8 +346,8 @@ class _Session:
 
     def _observe(self, bench: Bench) -> None:
         observe_jobs(bench, unobserved(self.draft), self.draft, self.progress)
-        if self._is_done("launch"):
-            self._once("gap", self._gap)
+        if self.stages.is_done("launch"):
+            self.stages.once("gap", self._gap)
 
     def _gap(self) -> None:
         from calibrate.device.launch_constants import gap_s
@@ -398,7 +367,7 @@ class _Session:
         self.draft.update(curves=fit_curves(kernels, operations, profile.device, profile.curves, changed))
 
     def _time_s(self, key: str) -> float | None:
-        """As it was when this run began."""
+        """Return the seconds of a kernel when this run began."""
         return self._before[key].time_s if key in self._before else None
 
     # helpers
@@ -410,7 +379,7 @@ class _Session:
         return CudaStopwatch(stream, separator=CudaSeparator(stream))
 
     def _soak(self, bench: Bench, seconds: float) -> None:
-        """Bring the device into its working state; on a CPU, what the first calls load and allocate."""
+        """Bring the device into its working state; on a CPU, load and allocate what first calls do."""
         self._is_warm = True
         if self.device == "cpu":
             drift.measure(bench)
@@ -420,24 +389,8 @@ class _Session:
         self.progress.stage(f"heat soak, {seconds:g} s", None)
         soak(seconds)
 
-    def _is_done(self, stage: str) -> bool:
-        profile = self.draft.profile
-        lacks = {POWER: not profile.power.readings, CACHE: profile.cache.code_miss_s is None}  # of older versions
-        is_old = self.device == "cuda" and lacks.get(stage, False)
-        is_the_bases = profile.base is not None and stage != "host"
-        return is_the_bases or (stage in self.draft.stages_s and not is_old)
-
-    def _once(self, stage: str, work: Callable[[], None]) -> None:
-        if not self._is_done(stage):
-            self._stage(stage, work)
-
-    def _stage(self, stage: str, work: Callable[[], None]) -> None:
-        began_s = time.monotonic()
-        work()
-        self.draft.complete(stage, time.monotonic() - began_s)
-
     def _report(self) -> None:
-        for line in closing_report(self.draft, self._lines, time.monotonic() - self._began_s):
+        for line in closing_report(self.draft, self._lines, self._clock() - self.stages.began_s):
             self.progress.say(line)
-        for line in closing_warnings(self.draft, self._left_out):
+        for line in closing_warnings(self.draft, self.stages.left_out):
             self.progress.warn(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -127,12 +127,18 @@ def tf32(device: str, allowed: bool) -> Iterator[None]:
 
 
 def time_jobs(
-    bench: Bench, jobs: Sequence[Job], draft: Draft, progress: Progress, title: str, stop_s: float = float("inf")
+    bench: Bench,
+    jobs: Sequence[Job],
+    draft: Draft,
+    progress: Progress,
+    title: str,
+    stop_s: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Time the jobs into the draft until ``stop_s`` (of time.monotonic). Returns how many were left out for time."""
+    """Time the jobs into the draft until the clock says ``stop_s``, and return how many were left out for time."""
     progress.stage(title, len(jobs))
     for done, job in enumerate(jobs):
-        if time.monotonic() > stop_s:
+        if clock() > stop_s:
             return len(jobs) - done
         progress.now(job.key)
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
@@ -20,24 +21,16 @@ from calibrate.host import costs
 from calibrate.host.pieces import HostPieces
 from calibrate.jobs import Job, chosen, job, missing, program_jobs
 from calibrate.kernels.bench import Bench, failure
-from calibrate.progress import Progress
 from calibrate.this_machine import facts as machine
 from calibrate.timing.samples import CpuStopwatch, Limits, Samples
 from perfmodel.errors import PerfModelError
-from perfmodel.hardware.profile import (
-    HostRecord,
-    KernelRecord,
-    Power,
-    PowerLoop,
-    PowerReading,
-    Profile,
-    load_profile,
-)
+from perfmodel.hardware.profile import HostRecord, KernelRecord, Profile, load_profile, save_profile
 from perfmodel.program.program import single_device_program
 from perfmodel.program.ranks import rank_programs
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key
 from tests.calibrate.kernels.operations import op, t
+from tests.refusals import refused
 
 GRID = [op("mm.default", t(f"float32[8,{n}]"), t(f"float32[{n},8]")) for n in (4, 8, 12, 16, 20, 24)]
 KEYS = sorted(kernel_key(operation) for operation in GRID)
@@ -46,7 +39,11 @@ MISSING_OPERATOR = op("no_such_operator.default", t("float32[2]"))
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid of six products and one host cost; every record is written down at once."""
+    make_small(monkeypatch)
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of six GEMMs and one host cost; every record is written down at once."""
     monkeypatch.setattr(
         "calibrate.kernels.grid.grid_operations", lambda device: [(operation, False) for operation in GRID]
     )
@@ -55,6 +52,23 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft, "CHECKPOINT_S", 0.0)
     quick = Limits(fewest=3, most=3, fewest_long=3, most_long=3, sample_s=1e-4)
     monkeypatch.setattr(session, "CpuStopwatch", lambda: CpuStopwatch(quick))
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a whole calibration of the small machine, for tests to copy."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    with pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        session.calibrate(folder / "p.json", "cpu", progress=False)
+    return folder
+
+
+@pytest.fixture
+def path(calibrated: Path, tmp_path: Path) -> Path:
+    """A profile of the small machine that was calibrated before."""
+    shutil.copytree(calibrated, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "p.json"
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> list[str]:
@@ -118,17 +132,16 @@ def test_killed_anywhere_it_leaves_a_valid_profile_and_goes_on(
     assert "grid" in after.provenance["stages_s"]
 
 
-def test_nothing_is_measured_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+def test_nothing_is_measured_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_profile(path)
     timed = counted(monkeypatch)
-    again = session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+    again = session.calibrate(path, "cpu", resume=True, progress=False)
     assert timed == []
     assert again == first
 
 
-def test_a_scenario_adds_its_keys_to_the_same_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "p.json"
-    general = session.calibrate(path, "cpu", progress=False)
+def test_a_scenario_adds_its_keys_to_the_same_profile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    general = load_profile(path)
     merged = session.calibrate(path, "cpu", [scenario()], progress=False)
     new = {key: record for key, record in merged.kernels.items() if record.origin == "scenario"}
     assert len(new) > 50
@@ -187,8 +200,7 @@ def test_what_does_not_fit_into_the_budget_is_left_for_later(
     path = tmp_path / "p.json"
     with monkeypatch.context() as patch:
         timed = counted(patch)
-        patch.setattr("calibrate.session.time.monotonic", lambda: float(len(timed)))  # every measurement takes a second
-        profile = session.calibrate(path, "cpu", budget_s=12)
+        profile = session.calibrate(path, "cpu", budget_s=12, clock=lambda: float(len(timed)))  # each takes a second
     assert len(profile.kernels) == 3
     resume = (
         f"3 grid keys were left out for time. Go on with: perfmodel calibrate --device cpu --output {path} --resume"
@@ -197,23 +209,20 @@ def test_what_does_not_fit_into_the_budget_is_left_for_later(
     assert list(session.calibrate(path, "cpu", resume=True, progress=False).kernels) == KEYS
 
 
-def test_only_repeats_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "p.json"
-    session.calibrate(path, "cpu", progress=False)
+def test_only_repeats_what_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = counted(monkeypatch)
     session.calibrate(path, "cpu", only=[KEYS[2]], progress=False)
     assert [key for key in timed if key in KEYS] == [KEYS[2]]
-    with pytest.raises(PerfModelError, match=r"--only must name keys known here .* Did you mean"):
+    with refused("--only", repr(KEYS[2] + "x"), repr(KEYS[2])):
         session.calibrate(path, "cpu", only=[KEYS[2] + "x"], progress=False)
 
 
 def test_only_measures_a_class_of_the_grid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Known to the profile or not, and with the sentinels, which tell this run's machine; other curves stay."""
-    path = tmp_path / "p.json"
     sums = [(op("sum.default", t(f"float32[{n}]")), False) for n in (64, 4096, 2**16, 2**18, 2**20)]
-    before = session.calibrate(path, "cpu", progress=False)
+    before = load_profile(path)
     monkeypatch.setattr(session, "grid_classes", lambda device: {"sums": sums, "others": [(GRID[0], False)]})
     timed = counted(monkeypatch)
     after = session.calibrate(path, "cpu", only=["sums"])
@@ -321,10 +330,8 @@ class Later(datetime):
 
 @pytest.mark.parametrize("name", ["p.samples.json.gz", "p.host-pieces.json"])
 def test_nothing_is_measured_over_the_files_of_another_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    path = tmp_path / "p.json"
-    session.calibrate(path, "cpu", progress=False)
     pieces = HostPieces.kept_in(tmp_path / "p.host-pieces.json", "another")
     pieces.measure("modules", lambda: None)
     for each in {"p.json", "p.samples.json.gz", "p.host-pieces.json"} - {name}:
@@ -339,10 +346,9 @@ def test_nothing_is_measured_over_the_files_of_another_profile(
 
 
 def test_a_calibration_on_a_base_that_was_stopped_in_its_host_stage_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
-    session.calibrate(tmp_path / "base.json", "cpu", progress=False)
     path = tmp_path / "second.json"
 
     def stop(device: str, show: object, pieces: HostPieces, is_late: object) -> None:
@@ -351,7 +357,7 @@ def test_a_calibration_on_a_base_that_was_stopped_in_its_host_stage_goes_on(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("calibrate.host.costs.measure_host", stop)
-        session.calibrate(path, "cpu", base="base", progress=False)
+        session.calibrate(path, "cpu", base="p", progress=False)
     found: list[list[str]] = []
     monkeypatch.setattr(
         "calibrate.host.costs.measure_host", lambda *arguments: found.append(arguments[2].finished) or {}
@@ -360,10 +366,11 @@ def test_a_calibration_on_a_base_that_was_stopped_in_its_host_stage_goes_on(
     assert found == [["modules"]]
 
 
-def test_an_existing_profile_is_not_measured_over(tmp_path: Path) -> None:
-    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+def test_an_existing_profile_is_not_measured_over(path: Path) -> None:
+    before = path.read_bytes()
     with pytest.raises(PerfModelError, match=r"exists already\. Go on with --resume"):
-        session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+        session.calibrate(path, "cpu", progress=False)
+    assert path.read_bytes() == before
 
 
 def test_through_a_link_all_files_lie_beside_its_target(tmp_path: Path) -> None:
@@ -379,36 +386,26 @@ def test_through_a_link_all_files_lie_beside_its_target(tmp_path: Path) -> None:
     assert sorted(os.listdir(real)) == ["p.json", "p.samples.json.gz"]
 
 
-def test_power_can_be_measured_again_and_is_where_nothing_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "p.json"
-    session.calibrate(path, "cpu", progress=False)
-    measured: list[str] = []
-    monkeypatch.setattr(session._Session, "_power", lambda self, bench: measured.append("power"))
-    session.calibrate(path, "cpu", resume=True, progress=False)
-    assert measured == []
-    session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
-    assert measured == ["power"]
+def test_a_stage_that_is_done_is_repeated_where_it_is_named(path: Path) -> None:
+    known = load_profile(path)
+    stages_s = known.provenance["stages_s"] | {"power": 99.0}
+    save_profile(known.model_copy(update={"provenance": known.provenance | {"stages_s": stages_s}}), path)
+    assert session.calibrate(path, "cpu", resume=True, progress=False).provenance["stages_s"]["power"] == 99.0
+    again = session.calibrate(path, "cpu", only=["power", KEYS[0]], progress=False)
+    assert again.provenance["stages_s"]["power"] < 99.0
     for stage in ("waiting", "cache"):
-        with pytest.raises(PerfModelError, match=rf"--only {stage} must be given with --device cuda \(got cpu\)"):
+        with refused(f"--only {stage}", "--device cuda", "cpu"):
             session.calibrate(path, "cpu", only=[stage], progress=False)
-    on_gpu = session._Session(draft.Draft.load(path), "cuda", Progress(False), 0.0, False)
-    assert on_gpu._is_done("grid")
-    assert not on_gpu._is_done("power")
-    loops = (PowerLoop(time_s=1.0, clock_hz=1e9),)
-    on_gpu.draft.update(power=Power(readings={"row": PowerReading(alone_s=1.0, loops=loops)}))
-    assert on_gpu._is_done("power")
 
 
-def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_base_only_the_host_is_measured(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfmodel.hardware.profile.CATALOG", tmp_path)
-    base = session.calibrate(tmp_path / "base.json", "cpu", progress=False)
+    base = load_profile(path)
     monkeypatch.setattr(machine, "cpu_name", lambda: "another")
     monkeypatch.setattr("calibrate.host.costs.measure_host", lambda *_: {"call": HostRecord(time_s=2e-6)})
     timed = counted(monkeypatch)
     path = tmp_path / "second.json"
-    second = session.calibrate(path, "cpu", base="base", progress=False)
+    second = session.calibrate(path, "cpu", base="p", progress=False)
     assert timed == []
     assert second.host == {"call": HostRecord(time_s=2e-6)}
     assert (second.provenance["cpu"], list(second.provenance["stages_s"])) == ("another", ["host"])
@@ -416,24 +413,22 @@ def test_on_a_base_only_the_host_is_measured(tmp_path: Path, monkeypatch: pytest
     assert (second.kernels, second.curves, second.power) == (base.kernels, base.curves, base.power)
     assert set(json.loads(path.read_text())) == {"version", "name", "base", "provenance", "host"}
     with pytest.raises(PerfModelError, match="must be new for --base"):
-        session.calibrate(path, "cpu", base="base", resume=True, progress=False)
+        session.calibrate(path, "cpu", base="p", resume=True, progress=False)
     monkeypatch.setattr(machine, "machine_facts", lambda device: base.provenance | {"torch": "1.0"})
     with pytest.raises(PerfModelError, match="--base must be a profile of this torch"):
-        session.calibrate(tmp_path / "third.json", "cpu", base="base", progress=False)
+        session.calibrate(tmp_path / "third.json", "cpu", base="p", progress=False)
 
 
-def test_another_machine_may_not_add_to_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+def test_another_machine_may_not_add_to_a_profile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cpu_name", lambda: "another")
     with pytest.raises(PerfModelError, match="must have been measured with this cpu"):
-        session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+        session.calibrate(path, "cpu", resume=True, progress=False)
 
 
-def test_a_broken_samples_file_is_named(tmp_path: Path) -> None:
-    session.calibrate(tmp_path / "p.json", "cpu", progress=False)
-    (tmp_path / "p.samples.json.gz").write_bytes(b"nothing")
+def test_a_broken_samples_file_is_named(path: Path) -> None:
+    path.with_name("p.samples.json.gz").write_bytes(b"nothing")
     with pytest.raises(PerfModelError, match="must be whole JSON"):
-        session.calibrate(tmp_path / "p.json", "cpu", resume=True, progress=False)
+        session.calibrate(path, "cpu", resume=True, progress=False)
 
 
 def test_program_jobs_are_distinct_device_operators() -> None:
@@ -490,7 +485,9 @@ class Clock:
         monkeypatch.setattr(Bench, "time", kernel)
         monkeypatch.setattr(costs, "measure_host", MEASURE_HOST)
         monkeypatch.setattr(costs, "_pieces", pieces)
-        monkeypatch.setattr("calibrate.session.time.monotonic", lambda: self.now_s)
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 HOST_PIECES = 10
@@ -503,7 +500,7 @@ def test_a_budget_is_kept_and_what_is_left_out_comes_with_the_command_that_goes_
 ) -> None:
     path = tmp_path / "p.json"
     clock = Clock(monkeypatch)
-    profile = session.calibrate(path, "cpu", budget_s=budget_s, progress=False)
+    profile = session.calibrate(path, "cpu", budget_s=budget_s, progress=False, clock=clock)
     assert clock.now_s <= budget_s + session.TOLERANCE_S
     left_out = [line for line in capsys.readouterr().err.splitlines() if "left out for time" in line]
     assert bool(left_out) == (budget_s < 100)
@@ -524,7 +521,7 @@ def test_a_budget_is_kept_and_what_is_left_out_comes_with_the_command_that_goes_
 def test_without_a_budget_only_the_grid_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "BUDGET_S", {"cpu": 8.0})
     clock = Clock(monkeypatch)
-    profile = session.calibrate(tmp_path / "p.json", "cpu", progress=False)
+    profile = session.calibrate(tmp_path / "p.json", "cpu", progress=False, clock=clock)
     assert clock.now_s > 8.0 + 2.0 * HOST_PIECES / 2
     assert "grid" not in profile.provenance["stages_s"]
     assert "host" in profile.provenance["stages_s"]
