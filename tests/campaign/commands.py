@@ -32,7 +32,7 @@ class Example:
     @classmethod
     def from_json(cls, text: str) -> Example:
         data = json.loads(text)
-        kept = {name: File(each["base"], *(tuple(each[key]) for key in ("insertions", "text_edits")), each["form"])
+        kept = {name: File(each["base"], *(tuple(each[key]) for key in ("edits", "text_edits")), each["form"])
                 for name, each in data["files"].items()}  # fmt: skip
         return cls(data["command"], tuple(data["arguments"]), kept)
 
@@ -76,8 +76,8 @@ def _scenario(draw: DrawFn) -> Example:
 def _combination(draw: DrawFn) -> Example:
     """A scenario whose every value is one that its key can have, though not all of them go together."""
     tree = draw(combinations())
-    insertions = tuple(((key,), "set", value) for key, value in tree.items())
-    lying = {SCENARIO: File("scenario/tiny", insertions), PROFILE: File("profile")}
+    edits = tuple(((key,), "set", value) for key, value in tree.items())
+    lying = {SCENARIO: File("scenario/tiny", edits), PROFILE: File("profile")}
     return Example("predict", ("predict", SCENARIO, *draw(_json())), lying)
 
 
@@ -115,7 +115,7 @@ def _diff(draw: DrawFn) -> Example:
     name = draw(st.sampled_from(["trace.json", "trace.json.gz"]))
     trace = draw(files("trace"))
     if name.endswith("gz") and trace.form == "plain":
-        trace = File(trace.base, trace.insertions, trace.text_edits, "gzip")
+        trace = File(trace.base, trace.edits, trace.text_edits, "gzip")
     return Example("diff", ("diff", SCENARIO, name), draw(_question(["tiny"])) | {name: trace})
 
 
@@ -124,7 +124,7 @@ def _cached(draw: DrawFn) -> Example:
     """A damaged trace in the cache is made again."""
     trace = draw(files("cached/tiny"))
     if trace.form == "plain":
-        trace = File(trace.base, trace.insertions, trace.text_edits, "gzip")
+        trace = File(trace.base, trace.edits, trace.text_edits, "gzip")
     lying = {SCENARIO: File("scenario/tiny"), PROFILE: File("profile"), CACHED: trace}
     return Example("predict", ("predict", SCENARIO, *draw(_json())), lying)
 

@@ -66,13 +66,13 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 class File:
     """A sound file and what is done to it.
 
-    base: a name that :func:`sound` knows. insertions: of the tree, each ``(path, action, value)`` (see :func:`edited`).
+    base: a name that :func:`sound` knows. edits: of the tree, each ``(path, action, value)`` (see :func:`edited`).
     text_edits: of what is then written, each ``(action, place, value)`` (see :func:`edited_text`); place runs from 0 to
     1. form: how it lies there (see :func:`lay`).
     """
 
     base: str
-    insertions: tuple[Any, ...] = ()
+    edits: tuple[Any, ...] = ()
     text_edits: tuple[Any, ...] = ()
     form: str = "plain"
 
@@ -166,12 +166,12 @@ _SOUND: dict[str, Callable[[str], Any]] = {
 }
 
 
-def edited(tree: Any, insertions: tuple[Any, ...]) -> Any:
+def edited(tree: Any, edits: tuple[Any, ...]) -> Any:
     """A copy after each edit: ``set`` the value at a path, ``remove`` it, ``add`` ``[key, value]`` to it, ``rename``
     its last key, or give that key ``again`` with a value. An edit whose path is gone does nothing.
     """
     tree = copy.deepcopy(tree)
-    for path, action, value in insertions:
+    for path, action, value in edits:
         try:
             tree = _edited(tree, list(path), action, copy.deepcopy(value))
         except (KeyError, IndexError, TypeError):
@@ -218,12 +218,12 @@ def _sound_text(base: str, as_yaml: bool) -> str:
     return text_of(sound(base), as_yaml)
 
 
-def edited_text(text: str, insertions: tuple[Any, ...]) -> bytes:
+def edited_text(text: str, edits: tuple[Any, ...]) -> bytes:
     """The text after each edit: ``cut`` it off at the place, ``insert`` there, ``delete`` a number of characters,
     ``repeat`` the line a number of times, put the value in place of the next ``number``, or ``bytes`` (hexadecimal).
     """
     data = text.encode("utf-8", "surrogatepass")
-    for action, place, value in insertions:
+    for action, place, value in edits:
         at = int(place * len(data))
         head, tail = data[:at], data[at:]
         if action == "cut":
@@ -260,11 +260,7 @@ def lay(file: File, path: Path) -> None:
         os.mkfifo(path)
         return
     as_yaml = path.suffix == ".yaml"
-    text = (
-        text_of(edited(sound(file.base), file.insertions), as_yaml)
-        if file.insertions
-        else _sound_text(file.base, as_yaml)
-    )
+    text = text_of(edited(sound(file.base), file.edits), as_yaml) if file.edits else _sound_text(file.base, as_yaml)
     data = edited_text(text, file.text_edits)
     if file.form == "gzip":
         data = gzip.compress(data, 1)

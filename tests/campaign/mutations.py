@@ -96,7 +96,7 @@ def _near(value: Any) -> SearchStrategy[Any]:
 
 
 @st.composite
-def insertions(draw: DrawFn, tree: Any) -> tuple[Any, ...]:
+def edits(draw: DrawFn, tree: Any) -> tuple[Any, ...]:
     path = draw(paths(tree))
     action = draw(st.sampled_from(["set", "set", "set", "near", "near", "remove", "add", "rename", "again", "move"]))
     if action == "near":  # of the right type
@@ -137,7 +137,7 @@ def files(draw: DrawFn, base: str) -> File:
         return File(base, form=draw(st.sampled_from(FORMS)))
     if kind == "text" or isinstance(sound(base), str):
         return File(base, text_edits=tuple(draw(st.lists(text_edits(), min_size=1, max_size=3))))
-    return File(base, insertions=tuple(draw(st.lists(insertions(sound(base)), min_size=1, max_size=3))))
+    return File(base, edits=tuple(draw(st.lists(edits(sound(base)), min_size=1, max_size=3))))
 
 
 @st.composite
