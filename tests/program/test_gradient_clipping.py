@@ -16,46 +16,33 @@ from perfmodel.program.ranks import rank_programs
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import get_optimizer_trace, get_trace
 from perfmodel.trace.trace import EventKind, Trace
-from tests.program.strategies.fsdp.fsdp_scripts import first_step, ours, program, recorded, tiny, torchs, variant_of
-
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"reshard_after_forward": False},
-    {"ranks": 5, "rank": 4},  # has no row of most parameters, but a norm of each
-    {"ranks": 2, "micro_batches": 2},
-    {"tied": True},
-    {"param_dtype": torch.bfloat16},
-    {"replicas": 2, "rank": 3},  # among the ranks that share a copy
-    {"frozen": ("embedding", "blocks.0.up")},
-]
+from tests.program.strategies.fsdp.fsdp_scripts import first_step, ours, program, tiny, variant_of
+from tests.program.strategies.fsdp.issued import issued
+from tests.program.strategies.fsdp.variants import CLIPPED, SCALED
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("fields", CLIPPED, ids=str)
 def test_clipping_of_dtensors_is_what_torch_issues(fields: dict[str, Any]) -> None:
     variant = variant_of(fields | {"clip": True})
-    made, (first, second) = program(variant), recorded(variant)
-    assert any("all_reduce" in line for line in torchs(second, "clip"))
+    made, (first, second) = program(variant), issued(variant)
+    assert any("all_reduce" in line for line in second["clip"])
     for phase in ("clip", "optimizer"):
-        assert ours(made, phase) == torchs(second, phase)
-        assert ours(first_step(made), phase) == torchs(first, phase)
+        assert ours(made, phase) == second[phase]
+        assert ours(first_step(made), phase) == first[phase]
 
 
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"fused": True}, {"ranks": 5, "rank": 4}, {"ranks": 2, "frozen": ("embedding",)}, {"replicas": 2}],
-    ids=str,
-)
+@pytest.mark.parametrize("fields", SCALED, ids=str)
 def test_scaling_of_dtensors_is_undone_as_torch_does(fields: dict[str, Any], clip: bool) -> None:
     """Forward differs: it is not under autocast when it is recorded."""
     variant = variant_of(fields | {"scaled": True, "clip": clip})
-    made, (first, second) = program(variant), recorded(variant)
-    sent = [line for line in torchs(second, "clip", "optimizer") if line.startswith("all_reduce")]
+    made, (first, second) = program(variant), issued(variant)
+    sent = [line for line in (*second["clip"], *second["optimizer"]) if line.startswith("all_reduce")]
     assert sent[0] == f"all_reduce float32 4 of {variant.ranks // variant.replicas} @communicator"
     assert len(sent) == 1 + clip
     for phase in ("clip", "optimizer"):
-        assert ours(made, phase) == torchs(second, phase)
-        assert ours(first_step(made), phase) == torchs(first, phase)
+        assert ours(made, phase) == second[phase]
+        assert ours(first_step(made), phase) == first[phase]
 
 
 def test_a_functional_collective_copies_what_it_sends() -> None:

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from perfmodel.hardware.profile import find_profile, load_profile
 from perfmodel.program.ranks import rank_programs
@@ -20,137 +19,27 @@ from tests.program.strategies.fsdp.fsdp_scripts import (
     recorded,
     rounded,
     tiny,
-    torchs,
     variant_of,
 )
-
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"reshard_after_forward": False},
-    {"reshard_after_forward": True},
-    {"wrap_blocks": False},
-    {"wrap_blocks": False, "reshard_after_forward": True},
-    {"ranks": 2},
-    {"ranks": 5, "rank": 4},  # has no row of most parameters
-    {"blocks": 1},
-    {"micro_batches": 2},
-    {"micro_batches": 2, "reshard_after_forward": False},
-    {"micro_batches": 2, "reshard_after_forward": True},
-    {"micro_batches": 3},
-    {"checkpoint": "inside"},
-    {"checkpoint": "inside", "reshard_after_forward": False},
-    {"tied": True, "micro_batches": 2},
-    {"param_dtype": torch.bfloat16},
-    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
-    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16, "reshard_after_forward": False},
-    {"param_dtype": torch.bfloat16, "micro_batches": 2},
-    {"reduce_dtype": torch.bfloat16},
-    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2},
-    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 3, "reshard_after_forward": False},
-    {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2, "tied": True},
-    {"reduce_dtype": torch.bfloat16, "micro_batches": 3, "ranks": 2},
-    {"param_dtype": torch.float16},
-    {"param_dtype": torch.float16, "reduce_dtype": torch.float32, "micro_batches": 2},
-    {"param_dtype": torch.float16, "ranks": 2, "micro_batches": 2},
-    {"reduce_dtype": torch.float16, "ranks": 5},
-    {"reduce_dtype": torch.float16, "micro_batches": 2},
-]
-REPLICATED: list[dict[str, Any]] = [
-    {"replicas": 2},
-    {"replicas": 2, "rank": 3},
-    {"replicas": 2, "ranks": 8, "rank": 5},
-    {"replicas": 4, "ranks": 8, "reshard_after_forward": False},
-    {"replicas": 2, "wrap_blocks": False},
-    {"replicas": 2, "micro_batches": 2},
-    {"replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
-    {"replicas": 2, "param_dtype": torch.bfloat16},  # cast after the all-reduce
-    {"replicas": 2, "param_dtype": torch.bfloat16, "micro_batches": 2},
-    {"replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 2},
-    {"replicas": 2, "param_dtype": torch.float16},
-    {"replicas": 2, "reduce_dtype": torch.bfloat16, "frozen": ("embedding",)},
-    {"replicas": 2, "ranks": 8, "reduce_dtype": torch.float16},  # divided for all eight ranks
-]
-RESHARDED: list[dict[str, Any]] = [
-    {"reshard_after_forward": 2},
-    {"reshard_after_forward": 1},  # as False
-    {"reshard_after_forward": 4},  # as True
-    {"reshard_after_forward": 3, "ranks": 6, "rank": 5, "micro_batches": 2},
-    {"reshard_after_forward": 2, "replicas": 2, "ranks": 8},
-    {"reshard_after_forward": 2, "wrap_blocks": False},
-    {"reshard_after_forward": 2, "param_dtype": torch.bfloat16},
-    {"reshard_after_forward": 2, "checkpoint": "inside"},
-]
-PREFETCHED: list[dict[str, Any]] = [
-    {"forward_prefetch": 1},
-    {"forward_prefetch": 2},
-    {"forward_prefetch": 2, "blocks": 5, "micro_batches": 2, "param_dtype": torch.bfloat16},
-    {"forward_prefetch": 1, "reshard_after_forward": False},
-    {"backward_prefetch": 1},
-    {"backward_prefetch": 2},
-    {"backward_prefetch": 2, "blocks": 5, "micro_batches": 2},
-    {"backward_prefetch": 2, "forward_prefetch": 2, "checkpoint": "inside"},
-    {"backward_prefetch": 2, "reshard_after_forward": 2, "blocks": 5},
-    {"backward_prefetch": 3, "frozen": ("embedding", "blocks.0", "blocks.1")},  # of which two are never awaited
-    {"backward_prefetch": 1, "forward_prefetch": 1, "replicas": 2},
-]
-# Inputs that take no gradient leave a group's turn to the end of backward; parameters that take none are not reduced.
-FROZEN: list[dict[str, Any]] = [
-    {"frozen": ("embedding",), "micro_batches": 2},
-    {"frozen": ("embedding", "blocks.0.up")},
-    {"frozen": ("embedding", "blocks.0.up"), "micro_batches": 3, "reduce_dtype": torch.bfloat16},
-    {"frozen": ("embedding", "blocks.0"), "micro_batches": 2},  # which is gathered for a backward that does not come
-    {"frozen": ("embedding", "blocks.0"), "reshard_after_forward": False},
-    {"frozen": ("blocks.1",)},
-    {"frozen": ("head", "embedding")},
-]
-
-
-# The optimizer runs on the CPU then.
-OFFLOADED: list[dict[str, Any]] = [
-    {"offload": True},
-    {"offload": True, "reshard_after_forward": False},
-    {"offload": True, "reshard_after_forward": True, "wrap_blocks": False},
-    {"offload": True, "ranks": 5, "rank": 4},  # has no row of most parameters
-    {"offload": True, "micro_batches": 2},
-    {"offload": True, "param_dtype": torch.bfloat16},
-    {"offload": True, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "micro_batches": 3},
-    {"offload": True, "param_dtype": torch.float16, "ranks": 2},
-    {"offload": True, "reduce_dtype": torch.float16},  # divided before it is copied
-    {"offload": True, "replicas": 2},
-    {"offload": True, "replicas": 2, "ranks": 8, "rank": 5, "param_dtype": torch.bfloat16},
-    {"offload": True, "replicas": 2, "param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
-    {"offload": True, "reshard_after_forward": 2},
-    {
-        "offload": True,
-        "reshard_after_forward": 2,
-        "param_dtype": torch.bfloat16,
-    },  # whose shards are not cast a second time
-    {"offload": True, "forward_prefetch": 2, "backward_prefetch": 2, "blocks": 5},
-    {"offload": True, "checkpoint": "inside", "tied": True},
-    {"offload": True, "frozen": ("embedding", "blocks.0.up"), "micro_batches": 2},
-    {"offload": True, "frozen": ("embedding", "blocks.0")},
-    {"offload": True, "backward_prefetch": 3, "frozen": ("embedding", "blocks.0", "blocks.1")},
-]
-
-
-ALL = [*VARIANTS, *REPLICATED, *RESHARDED, *PREFETCHED, *FROZEN]
+from tests.program.strategies.fsdp.issued import issued
+from tests.program.strategies.fsdp.variants import ALL, OFFLOADED
 
 
 @pytest.mark.parametrize("fields", [*ALL, *OFFLOADED], ids=str)
 def test_forward_and_backward_are_what_torch_issues(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
-    made, (first, second) = program(variant), recorded(variant)
-    assert ours(made, "forward", "backward") == torchs(second, "forward", "backward")
-    assert ours(first_step(made), "forward", "backward") == torchs(first, "forward", "backward")
-    assert ours(made, "zero_grad") == torchs(second, "zero_grad")
+    made, (first, second) = program(variant), issued(variant)
+    assert ours(made, "forward", "backward") == second["forward and backward"]
+    assert ours(first_step(made), "forward", "backward") == first["forward and backward"]
+    assert ours(made, "zero_grad") == second["zero_grad"]
 
 
 @pytest.mark.parametrize("fields", ALL, ids=str)
 def test_the_optimizer_steps_over_the_ranks_parts(fields: dict[str, Any]) -> None:
     variant = variant_of(fields)
-    made, (first, second) = program(variant), recorded(variant)
-    assert ours(made, "optimizer") == torchs(second, "optimizer")
-    assert ours(first_step(made), "optimizer") == torchs(first, "optimizer")
+    made, (first, second) = program(variant), issued(variant)
+    assert ours(made, "optimizer") == second["optimizer"]
+    assert ours(first_step(made), "optimizer") == first["optimizer"]
 
 
 @pytest.mark.parametrize("ranks", [3, 5])
@@ -253,7 +142,7 @@ def test_steps_of_every_kind_end_as_they_began(options: dict[str, Any], accumula
 def test_parts_that_no_backward_comes_for_are_replaced_by_the_next_forward_s() -> None:
     """Which torch makes just before it gives the earlier ones up, and the program just after."""
     variant = variant_of({"reshard_after_forward": 2, "frozen": ("embedding", "blocks.0")})
-    made, torchs_lines = program(variant), torchs(recorded(variant)[1], "forward", "backward")
+    made, torchs_lines = program(variant), issued(variant)[1]["forward and backward"]
     assert sorted(ours(made, "forward", "backward")) == sorted(torchs_lines)
     memory = simulate_memory(made, load_profile(find_profile("h200-sxm-x4")))
     before = {int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")}
