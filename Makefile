@@ -10,7 +10,7 @@ predict: .venv/predict.stamp
 	$(BIN)/perfmodel predict scenarios/gpt2.7b.yaml --plot out/gpt2.7b --trace out/gpt2.7b/trace.json.gz
 
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff format --check .

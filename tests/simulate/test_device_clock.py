@@ -131,7 +131,7 @@ def _in_passes(case: Case) -> tuple[list[float], list[StreamTask]]:
     return device.end_s.tolist(), items
 
 
-@settings(max_examples=3000)
+@settings(max_examples=300)
 @given(cases())
 def test_passes_agree_with_a_simulation_event_by_event(case: Case) -> None:
     expected_s, expected = _naive(case)

@@ -224,7 +224,11 @@ def _shipped(name: str) -> Prediction:
 
 
 def _measured(name: str) -> Prediction:
-    scenario = parse_scenario(load_measurement(Path(f"results/{name}.json")).scenario, name)
+    asked = load_measurement(Path(f"results/{name}.json")).scenario
+    if name.endswith("-m8"):  # half as many micro-batches, of the same size, show as much
+        asked["batch"]["size"] //= 2
+        asked["parallelism"]["pp"]["micro_batches"] //= 2
+    scenario = parse_scenario(asked, name)
     return predict(scenario, load_profile(find_profile(scenario.hardware.profile)))
 
 
