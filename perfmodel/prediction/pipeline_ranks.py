@@ -1,4 +1,4 @@
-"""What each rank of a pipeline computes when, predicted and measured, and what it waits for."""
+"""The steps of a pipeline's ranks, predicted and measured: when each computes, and what it waits for."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ComputedStep:
 
 @dataclass(frozen=True)
 class RankShare:
-    """What a rank of a pipeline has and does in the step.
+    """A rank's stages, and how it spends the step.
 
     Attributes
     ----------

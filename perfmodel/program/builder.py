@@ -182,7 +182,7 @@ def _with_phase(
 def ready_gradients(events: StepEvents, backward: Segment | None = None) -> list[tuple[int, int]]:
     """Return parameters in the order in which a backward completes their gradients, each with the event after it.
 
-    backward: by default the last of the step.
+    Without a ``backward`` it is the last of the step.
     """
     segment = backward or [each for each in events.segments if each.phase == BACKWARD][-1]
     ready = segment.start + np.flatnonzero(events.kind[segment.start : segment.stop] == EventKind.GRAD_READY)

@@ -1,4 +1,4 @@
-"""What ranks that hold shards of the gradients send before they step over them.
+"""Communication of ranks that hold shards of the gradients, before they step over them.
 
 The operators are the trace's (:func:`perfmodel.tracing.optimizer.trace_optimizer`). Clipping adds squares of
 norms up over the ranks: what the first power made. A gradient scaler looks for infinities in the rank's own gradients,

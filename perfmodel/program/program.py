@@ -166,7 +166,7 @@ class Rebuild(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a steady step and in its first, which makes the optimizer states.
+    """A rank's work in a steady step and in its first one, which makes the optimizer states.
 
     Attributes
     ----------
@@ -325,7 +325,7 @@ def _inserted(rows: tuple[Instruction, ...], run: int, calls: dict[str, int]) ->
 def single_device_program(trace: Trace, gradient_accumulation: int = 1) -> Program:
     """Return the program of a rank that talks to nobody: the trace's segments, its last micro-batch repeated.
 
-    gradient_accumulation: micro-batches a step, of which the trace holds the first two at most.
+    ``gradient_accumulation`` is the number of micro-batches, of which the trace holds the first two at most.
     """
     return Program(
         trace,

@@ -103,7 +103,7 @@ def _as_kept(trace: Trace, scenario: Scenario) -> Trace:
 
 
 class Share(NamedTuple):
-    """What the optimizers of some ranks step over.
+    """The tensors that the optimizers of some ranks step over.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ def _share(
 ) -> Share:
     """Return the share of ranks that hold these shards.
 
-    An empty shard costs nothing except an entry in the stacked gradient norms. indices: the shards' parameters.
+    An empty shard costs nothing except an entry in the stacked gradient norms. ``indices`` are the shards' parameters.
     """
     held = tuple(shard for shard in shards if shard.numel)
     are_dtensors, are_scaled = scenario.parallelism.strategy != "zero1", scenario.precision == "amp-fp16"

@@ -1,4 +1,4 @@
-"""Which Python calls, modules and autograd nodes the events of a trace belong to: where host time goes, not how much.
+"""The Python calls, modules and autograd nodes that events of a trace belong to: where host time goes, not how much.
 
 The structure is found once a trace; :mod:`perfmodel.cost.host` puts seconds on it.
 """

@@ -1,4 +1,4 @@
-"""What one operator call computes: tensors, operators, and their text form. No torch in here.
+"""Operator calls: tensors, operators, and their text form. No torch in here.
 
 A tensor is written ``float32[16,128]``, with strides in braces where it is not contiguous
 (``float32[768,3072]{1,768}``), and ``@cpu`` where it does not live on the device.

@@ -27,9 +27,9 @@ SCALER_UPDATE = "aten._amp_update_scale_.default"
 
 
 class OptimizerShare(NamedTuple):
-    """What ranks that hold shards of the gradients do before the optimizer steps over these.
+    """The work of ranks that hold shards of the gradients before the optimizer steps over these.
 
-    They clip them to the scenario's norm, if it has one.
+    They clip the gradients to the scenario's norm, if it has one.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ def with_optimizer(trace: Trace, share: Trace, owners: Sequence[int | None]) -> 
 def optimizer_on_host(trace: Trace, shards: Mapping[int, TensorSpec]) -> Trace:
     """Return a trace for :func:`with_optimizer` of an optimizer that runs on the host.
 
-    shards: this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
+    ``shards`` are this rank's, by parameter of ``trace``, whose names they bear; they live in the host's memory.
     """
     parameters = [
         Parameter(trace.parameters[index].name, shard._replace(device="cpu"), number)

@@ -1,4 +1,4 @@
-"""Where traces are kept: those shipped with the scenarios, then the user's cache. No torch until one must be made."""
+"""The store of traces: those shipped with the scenarios, then the user's cache. No torch until one must be made."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _get(
     allow_import: bool = False,
     folder: Path | None = None,
 ) -> Trace:
-    """Return the trace of that name. folder: where the code of a target is looked for, which its name does not say."""
+    """Return the trace of that name; a target's code is looked for in ``folder``, which its name does not say."""
     key = (name, allow_import, folder)
     trace = _remembered.get(key)
     if trace is None:

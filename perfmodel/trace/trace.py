@@ -32,7 +32,7 @@ MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, Arithm
 
 
 class EventKind(IntEnum):
-    """What happened on the host. Columns a and b mean, by kind:
+    """An event on the host. Columns a and b mean, by kind:
 
     OP            a: index into operations          b: index into nodes (backward) or -1
     ALLOC         a: storage id                     b: requested bytes (device storages only)
@@ -71,7 +71,7 @@ CALL_EVENTS = (EventKind.CALL_ENTER, EventKind.CALL_EXIT)
 
 
 class StorageKind(IntEnum):
-    """What a storage holds, for the memory picture."""
+    """The use of a storage, for the memory picture."""
 
     PARAMETER = 0
     BUFFER = 1
@@ -170,7 +170,7 @@ class BoundaryTensor(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """Where the messages of a stage of a pipeline begin and end. What is received lies in persistent storages.
+    """The tensors with which messages of a stage begin and end. What is received lies in persistent storages.
 
     Attributes
     ----------
@@ -195,7 +195,7 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank computes.
+    """One rank's training step, and its first one.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""In which order each rank of a pipeline computes: forwards and backwards of its stages, as torch's schedules do.
+"""The order in which each rank of a pipeline computes: forwards and backwards of its stages, as in torch's schedules.
 
 GPipe and 1F1B are not here: their computing is interwoven with their messages (see
 :mod:`perfmodel.program.pipeline.schedules`). The other five are lists, from which their messages follow.
@@ -19,7 +19,7 @@ from perfmodel.scenario.scenario import THERE_AND_BACK, Schedule
 
 
 class Compute(NamedTuple):
-    """What one call computes.
+    """A call that computes.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class _Rounds(NamedTuple):
 
 
 def _in_rounds(rank: int, ranks: int, micro_batches: int, virtual_stages: int, a_hop: int) -> _Rounds:
-    """Return the order of a rank. a_hop: warm-up forwards that a rank runs more than the next one."""
+    """Return the order of a rank, which runs ``a_hop`` more warm-up forwards than the next one."""
     in_round = micro_batches // rounds_of(ranks, micro_batches)
     firsts = range(0, micro_batches, in_round)
     there = [rank + ranks * turn for turn in range(virtual_stages)]

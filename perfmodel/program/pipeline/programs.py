@@ -1,5 +1,5 @@
-"""What each rank of a pipeline runs: forwards and backwards of its stages in the schedule's order, messages between
-them, and at the end the scaling of gradients and the optimizer.
+"""The program of each rank of a pipeline: forwards and backwards of its stages in the schedule's order, messages
+between them, and at the end the scaling of gradients and the optimizer.
 
 A batch of messages is one group of NCCL's, on the stream of the pipeline's communicator. A message posted alone has the
 stream of a communicator of the two ranks, which both directions share. Either waits for what the compute stream was

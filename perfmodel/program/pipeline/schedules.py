@@ -1,4 +1,4 @@
-"""What the host of each rank of a pipeline does in one step, in order, as torch.distributed.pipelining does it.
+"""The actions of each rank's host in one step of a pipeline, in order, as torch.distributed.pipelining runs them.
 
 GPipe and 1F1B are written out there: a receive is posted and waited for right before what needs it; 1F1B posts what
 goes to a neighbour together with what comes from it. The other five run a list, in which a receive is posted where its
@@ -282,7 +282,7 @@ class _List:
         self._posted: dict[tuple[str, int, int], int] = {}
 
     def take(self, lists: Sequence[_List]) -> bool:
-        """Take the next turn, if its inputs are posted, and return whether it was. lists: of every rank."""
+        """Take the next turn, if its inputs are posted, and return whether it was; ``lists`` has those of all ranks."""
         if not self.turns or not all(isinstance(action, Reduce) or self._has_input(action) for action in self.turns[0]):
             return False
         turn = self.turns.popleft()

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline holds for its micro-batches: the inputs of all, and storages of which each has its own.
+"""Storages that a rank of a pipeline holds for its micro-batches: inputs of all, and those that each makes for itself.
 
 Not modelled: a gradient that is sent stays until torch has waited for the send, and an output, under GPipe and 1F1B,
 until the next forward has ended. Each is what one micro-batch has between two stages.

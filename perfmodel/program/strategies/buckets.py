@@ -1,4 +1,4 @@
-"""Which gradients torch's DistributedDataParallel reduces together."""
+"""Buckets: the gradients that torch's DistributedDataParallel reduces together."""
 
 from __future__ import annotations
 

@@ -44,17 +44,20 @@ def data_parallel_program(scenario: Scenario, trace: Trace) -> Program:
     section = scenario.parallelism
     if section.dp == 1 or section.strategy == "none" or scenario.mode == "forward":
         return program
-    return _STRATEGIES[section.strategy](ProgramBuilder(program, sharing_of(section)), scenario)
+    builder = ProgramBuilder(program, sharing_of(section))
+    if section.strategy in _BY_HAND:
+        return _BY_HAND[section.strategy](builder)
+    return _OF_TORCH[section.strategy](builder, scenario)
 
 
-def _naive(builder: ProgramBuilder, scenario: Scenario) -> Program:
+def _naive(builder: ProgramBuilder) -> Program:
     parameters = builder.trace.parameters
     reductions = [builder.blocking("all_reduce", parameters[index].tensor) for index in builder.gradients]
     builder.add_phase(REDUCE, reductions)
     return builder.finish()
 
 
-def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
+def _flat(builder: ProgramBuilder) -> Program:
     """Return the program with one buffer a dtype, as torch groups them."""
     rows: list[Instruction] = []
     parameters = builder.trace.parameters
@@ -75,7 +78,7 @@ def _flat(builder: ProgramBuilder, scenario: Scenario) -> Program:
     return builder.finish()
 
 
-def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
+def _overlap(builder: ProgramBuilder) -> Program:
     run, marks = builder.last(BACKWARD), []
     for index, event in ready_gradients(builder.trace.steady):
         tensor = builder.trace.parameters[index].tensor
@@ -87,10 +90,8 @@ def _overlap(builder: ProgramBuilder, scenario: Scenario) -> Program:
     return builder.finish()
 
 
-_STRATEGIES: dict[str, Callable[[ProgramBuilder, Scenario], Program]] = {
-    "naive": _naive,
-    "flat": _flat,
-    "overlap": _overlap,
+_BY_HAND: dict[str, Callable[[ProgramBuilder], Program]] = {"naive": _naive, "flat": _flat, "overlap": _overlap}
+_OF_TORCH: dict[str, Callable[[ProgramBuilder, Scenario], Program]] = {
     "ddp": ddp,
     "zero1": zero1,
     "zero2": fsdp,

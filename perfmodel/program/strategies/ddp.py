@@ -79,7 +79,7 @@ class _Memory:
 def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = None) -> tuple[Bucket, ...]:
     """Return the buckets of the steady step, in the order in which they are reduced.
 
-    backward: the segment whose gradients are reduced; by default the trace's last.
+    ``backward`` is the segment whose gradients are reduced; by default the trace's last.
     """
     tensors = [parameter.tensor for parameter in trace.parameters]
     limits = bucket_limits(scenario.parallelism.bucket_cap_mb)
@@ -89,7 +89,7 @@ def ddp_buckets(scenario: Scenario, trace: Trace, backward: Segment | None = Non
 def ddp(builder: ProgramBuilder, scenario: Scenario, modules: Sequence[WrappedModule] = ()) -> Program:
     """Return the program of strategy ``ddp``, see :mod:`perfmodel.program.strategies.data_parallel`.
 
-    modules: what is wrapped; by default one module, the whole model.
+    Each of ``modules`` is wrapped; by default the whole model is.
     """
     is_static = scenario.parallelism.static_graph
     memory = [_wrap(builder, scenario, module) for module in modules or (_whole_model(builder),)]

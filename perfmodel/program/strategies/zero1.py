@@ -51,11 +51,12 @@ def owned_by_rank(tensors: Sequence[TensorSpec], ranks: int) -> tuple[tuple[int,
 
 def zero1(builder: ProgramBuilder, scenario: Scenario) -> Program:
     """Return the program of strategy ``zero1``, see :mod:`perfmodel.program.strategies.data_parallel`."""
-    form = _reduce_scatter if scenario.parallelism.zero1_form == "reduce-scatter" else _broadcast
-    return form(builder, scenario)
+    if scenario.parallelism.zero1_form == "reduce-scatter":
+        return _reduce_scatter(builder)
+    return _broadcast(builder, scenario)
 
 
-def _reduce_scatter(builder: ProgramBuilder, scenario: Scenario) -> Program:
+def _reduce_scatter(builder: ProgramBuilder) -> Program:
     """Return the paper's form, with one flat buffer a dtype.
 
     Gradients are freed once they are copied; a shard's gradient lives until it is cleared. Parameters become views of

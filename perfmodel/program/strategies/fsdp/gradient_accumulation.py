@@ -24,8 +24,8 @@ from perfmodel.trace.trace import EventKind
 def kept_dtype(builder: ProgramBuilder, reduced: str | None) -> str | None:
     """Return the dtype in which gradients are kept from one micro-batch to the next.
 
-    None stands for the one in which backward makes them, or for a step of one micro-batch. reduced: the dtype in which
-    they are reduced; None for the one in which they are computed.
+    None stands for the one in which backward makes them, or for a step of one micro-batch. ``reduced`` is the dtype
+    in which they are reduced; None for the one in which they are computed.
     """
     backwards = sum(run.phase == BACKWARD for run in builder.program.runs)
     computed = {builder.trace.parameters[index].tensor.dtype for index in builder.gradients}

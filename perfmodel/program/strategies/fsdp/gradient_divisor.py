@@ -1,4 +1,4 @@
-"""What gradients are divided by around their reduction, where the collective adds and does not average.
+"""The division of gradients around their reduction, where the collective adds and does not average.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``_get_gradient_divide_factors``).
 """

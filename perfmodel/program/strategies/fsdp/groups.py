@@ -1,4 +1,4 @@
-"""Which parameters fully_shard gathers together, among which ranks, and the storages that it holds for them."""
+"""Groups of parameters that fully_shard gathers together, the ranks that share them, and the storages they take."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """What fully_shard is asked to do.
+    """A plan of what fully_shard is asked to do.
 
     Attributes
     ----------
