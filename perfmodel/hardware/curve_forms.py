@@ -1,6 +1,7 @@
-"""What a fitted curve holds, by the name of its form: the format of :class:`~perfmodel.hardware.profile.CurveRecord`.
+"""The parameters of a fitted curve by the name of its form: the format of
+:class:`~perfmodel.hardware.profile.CurveRecord`.
 
-The forms themselves, as functions, are in :mod:`perfmodel.cost.kernels`; a test holds the two against each other.
+The forms themselves, as functions, are in :mod:`perfmodel.cost.kernels`; a test compares the two.
 
     memory_bytes_per_s                   one parameter for all calls
     elements_per_s [gelu 2]              the same for calls of one label
@@ -55,7 +56,7 @@ LAYOUTS = {
 def broken_rule(
     form: str, parameters: Mapping[str, float], ranges: Mapping[str, tuple[float, float]] | None = None
 ) -> str | None:
-    """What a curve of a known form lacks or has too much; None where it is whole.
+    """Return what a curve of a known form lacks or has too much; None if it is whole.
 
     >>> broken_rule("rows", {})
     'that holds start_s'
@@ -80,7 +81,7 @@ def broken_rule(
 
 
 def _broken_rule_of_point(key: str, value: float, layout: FormLayout, points: dict[str, set[str]]) -> str | None:
-    """The same of what is not a parameter; a measured call is noted among ``points``."""
+    """Return the same for what is not a parameter; a measured call is noted among ``points``."""
     if key in CORRECTION:
         return None if value > 0 else f"with {key} above 0, not {value:g}"
     word, _, rest = key.partition(" [")[0].partition(" ")

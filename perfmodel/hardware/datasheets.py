@@ -1,4 +1,4 @@
-"""What the vendors' datasheets promise: dense peak arithmetic and memory bandwidth, by device name.
+"""Values of the vendors' datasheets: dense peak arithmetic and memory bandwidth, by device name.
 
 Sources: NVIDIA's datasheets of V100 (2020), A100 (2022), H100 (2023), H200 (2024), HGX B200 (2025, an eighth of the
 board), L4 (2023) and the Ada architecture paper (RTX 4090, float32 accumulation). Where a datasheet quotes sparse
@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 
 class Datasheet(NamedTuple):
-    """peak_flops_per_s: by arithmetic kind, dense. peak_memory_bytes_per_s: of the device memory."""
+    """Peaks of one device.
+
+    Attributes
+    ----------
+    peak_flops_per_s
+        Dense peaks by arithmetic kind.
+    peak_memory_bytes_per_s
+        Bandwidth of the device memory.
+    """
 
     peak_flops_per_s: dict[str, float]
     peak_memory_bytes_per_s: float

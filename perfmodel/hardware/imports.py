@@ -25,7 +25,7 @@ from perfmodel.hardware.interconnect import (
     collective_key,
     transfer_key,
 )
-from perfmodel.hardware.nccl_output import MALFORMED, WHAT, Row, json_rows, table_rows
+from perfmodel.hardware.nccl_output import MALFORMED, WHAT, NcclTestsRow, json_rows, table_rows
 from perfmodel.hardware.nccl_output import REMEDY as NCCL_REMEDY
 from perfmodel.hardware.quantities import MOST_BYTES
 from perfmodel.units import GB, MIB, US
@@ -85,7 +85,7 @@ def import_nccl_tests(path: Path) -> Imported:
     rows = json_rows(path) if text.lstrip().startswith("{") else table_rows(path, text)
     if not rows:
         raise PerfModelError(f"{path}: output of nccl-tests must hold results out of place (got none). {NCCL_REMEDY}")
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[NcclTestsRow]] = {}
     for row in rows:
         found.setdefault(_checked_key(path, row), []).append(row)
     nodes = sorted({row.nodes for row in rows})
@@ -98,7 +98,7 @@ def import_nccl_tests(path: Path) -> Imported:
     return Imported(nodes[0], {key: _collective(path, same) for key, same in found.items()})
 
 
-def _collective(path: Path, rows: Sequence[Row]) -> CollectiveRecord:
+def _collective(path: Path, rows: Sequence[NcclTestsRow]) -> CollectiveRecord:
     samples = sum(row.samples for row in rows)
     wrong = sum(row.wrong for row in rows)
     times_s = [row.time_us * US for row in rows]
@@ -113,7 +113,7 @@ def _spread(values: Sequence[float], alone: float = 0.0) -> float:
     return statistics.stdev(values) / statistics.median(values) if len(values) > 1 else alone
 
 
-def _checked_key(path: Path, row: Row) -> str:
+def _checked_key(path: Path, row: NcclTestsRow) -> str:
     """Refuses rows whose numbers do not belong together, as when ranks were cut from the list."""
     where = f"{path}: {row.place}: {row.program} of {row.size_bytes:.10g} bytes"
     kind = KINDS.get(row.program)
@@ -143,7 +143,7 @@ def _checked_key(path: Path, row: Row) -> str:
     return collective_key(kind, row.ranks, DTYPES[row.dtype], row.size_bytes)
 
 
-def _check_bandwidths(where: str, kind: str, row: Row) -> None:
+def _check_bandwidths(where: str, kind: str, row: NcclTestsRow) -> None:
     """algbw is size over time, busbw a multiple of it; all are printed with two digits after the point."""
     algbw, busbw, factor = row.algbw_gb_per_s, row.busbw_gb_per_s, busbw_factor(kind, row.ranks)
     own_gb_per_s = row.size_bytes / (row.time_us * US) / GB
@@ -160,7 +160,7 @@ def _check_bandwidths(where: str, kind: str, row: Row) -> None:
 
 
 def is_nvbandwidth(path: Path) -> bool:
-    """Whether a file looks like output of nvbandwidth.
+    """Return whether a file looks like output of nvbandwidth.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str
     try:
         report = data["nvbandwidth"]
         size_bytes = int(report.get("bufferSize", buffer_bytes / MIB) * MIB)
-        cases = {str(each["name"]): _case(each) for each in report["testcases"]}
+        cases = {str(each["name"]): _nvbandwidth_case(each) for each in report["testcases"]}
     except MALFORMED as error:
         raise PerfModelError(
             f"{path}: output of nvbandwidth must have nvbandwidth.testcases, each with name, status and"
@@ -219,15 +219,23 @@ def import_nvbandwidth(path: Path, buffer_bytes: int = BUFFER_BYTES) -> dict[str
     return records
 
 
-class _Case(NamedTuple):
-    """gb_per_s: of each pair that was measured. error: why there is none."""
+class _NvbandwidthCase(NamedTuple):
+    """One test case of nvbandwidth.
+
+    Attributes
+    ----------
+    gb_per_s : tuple of float
+        Bandwidth of each pair that was measured.
+    error : str or None
+        Why there is none.
+    """
 
     gb_per_s: tuple[float, ...]
     error: str | None
 
 
-def _case(testcase: dict[str, Any]) -> _Case | None:
-    """None where it did not run."""
+def _nvbandwidth_case(testcase: dict[str, Any]) -> _NvbandwidthCase | None:
+    """Read a test case; None if it did not run."""
     status = testcase["status"]
     if status == "Passed":
         values = [float(cell) for row in testcase["bandwidth_matrix"] for cell in row if cell != "N/A"]
@@ -235,16 +243,16 @@ def _case(testcase: dict[str, Any]) -> _Case | None:
         if not values or not all(LEAST_GB_PER_S <= value <= MOST_GB_PER_S for value in values):
             known = f"bandwidths from {LEAST_GB_PER_S:g} to {MOST_GB_PER_S:g} GB/s"
             raise ValueError(f"{testcase['name']} must have {known}, got {values}")
-        return _Case(tuple(values), None)
-    return _Case((), str(testcase.get("error", status))) if status == "Error" else None
+        return _NvbandwidthCase(tuple(values), None)
+    return _NvbandwidthCase((), str(testcase.get("error", status))) if status == "Error" else None
 
 
-def _bandwidth(case: _Case) -> float:
+def _bandwidth(case: _NvbandwidthCase) -> float:
     return statistics.median(case.gb_per_s) if case.gb_per_s else math.inf
 
 
-def _transfer(cases: Sequence[_Case | None], size_bytes: int) -> TransferRecord | None:
-    """Of the first that passed, or else of the first that failed."""
+def _transfer(cases: Sequence[_NvbandwidthCase | None], size_bytes: int) -> TransferRecord | None:
+    """Return the record of the first case that passed, or else of the first that failed."""
     ran = [each for each in cases if each is not None]
     passed = next((each for each in ran if each.gb_per_s), None)
     if passed is not None:

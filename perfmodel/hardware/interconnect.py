@@ -1,7 +1,7 @@
-"""What connects the ranks of a machine, as it was measured: collectives, host calls, transfers, contention.
+"""The interconnects of a machine's ranks, as they were measured: collectives, host calls, transfers, contention.
 
-A machine may be wired in several ways (``nvlink`` as it is, ``host-memory`` without peer copies, ``two-nodes``
-over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
+Ranks of a machine may communicate in several ways (``nvlink`` as it is, ``host-memory`` without peer copies,
+``two-nodes`` over loopback sockets, ``gloo`` on CPUs); a profile keeps each under its name.
 """
 
 from __future__ import annotations
@@ -99,8 +99,18 @@ TransferKey = Annotated[str, AfterValidator(_of_transfer)]
 class CollectiveRecord(Section):
     """One collective of one size on an otherwise idle machine (keys: :func:`collective_key`).
 
-    time_s: median seconds from the last rank's arrival to its end; None where it failed. spread: relative. origin:
-    ``grid`` or ``scenario``, which asked for just this size. error: why there is no time.
+    Attributes
+    ----------
+    time_s : float or None
+        Median seconds from the last rank's arrival to its end; None if it failed.
+    spread : float
+        Standard deviation of the repeats over their median.
+    samples : int
+        Number of repeats.
+    origin : {"grid", "scenario"}
+        Which of them asked for this size.
+    error : str or None
+        Why there is no time.
     """
 
     time_s: Seconds | None = None
@@ -113,7 +123,10 @@ class CollectiveRecord(Section):
 class CollectiveSegment(Section):
     """A stretch of sizes that one protocol serves: seconds = alpha_s + beta_s_per_byte x bytes, with standard errors.
 
-    least_bytes, most_bytes: the sizes it was fitted on; the first segment also serves smaller ones, the last larger.
+    Attributes
+    ----------
+    least_bytes, most_bytes : int
+        The sizes it was fitted on; the first segment also serves smaller sizes, the last one larger.
     """
 
     least_bytes: PositiveBytes
@@ -150,7 +163,7 @@ class CallRecord(Section):
         cpu optimizer adamw foreach            a step over DTensors in host memory; ``... parameter``: for each of
                                                these; ``... MiB``: for each MiB of them, in float32,
                                                which is as it was, since memory paces it
-        copy to device, copy to host           one of a parameter's part, with the event that the host later waits for
+        copy to device, copy to host           one of a parameter's shard, with the event that the host later waits for
 
     On a CPU, where a call lasts until its collective has ended, those of fully_shard and of clipping hold what comes on
     top of the collectives; the wait for a message lasts until that has come.
@@ -187,8 +200,21 @@ def _ascending(segments: tuple[CollectiveSegment, ...]) -> tuple[CollectiveSegme
 
 
 class TransferRecord(Section):
-    """A copy between host and device, or two devices, of one size: ``h2d pinned 1048576``, ``d2h pageable ...``, ``both
-    pinned ...`` (h2d and d2h at once, each of that size), ``p2p 1048576``. time_s: seconds until it, or both, ended.
+    """A copy of one size between host and device, or between two devices.
+
+    Keys are ``h2d pinned 1048576``, ``d2h pageable ...``, ``both pinned ...`` (h2d and d2h at once, each of that size)
+    and ``p2p 1048576``.
+
+    Attributes
+    ----------
+    time_s : float or None
+        Seconds until the copy, or both, ended; None if it failed.
+    spread : float
+        Standard deviation of the repeats over their median.
+    samples : int
+        Number of repeats.
+    error : str or None
+        Why there is no time.
     """
 
     time_s: Seconds | None = None
@@ -198,13 +224,22 @@ class TransferRecord(Section):
 
 
 class ContentionRecord(Section):
-    """A kernel and a collective running at once, each repeated without pause
-    (``gemm_fp32_4096 all_reduce 4 float32 26214400``).
+    """A kernel and a collective that run at once, each repeated without pause.
 
-    Of a message between two ranks the kernel is on one of them, whose role the key tells: ``send``, ``receive``, or
-    ``wait``, beside one receive of that size whose sender has not come (nothing moves, so communication_factor is 1).
-    compute_factor: time of the kernel beside the collective over its time alone. communication_factor: likewise the
-    collective's. compute_s, communication_s: times alone. spread: the larger relative one.
+    Keys are such as ``gemm_fp32_4096 all_reduce 4 float32 26214400``. If a message between two ranks takes the place of
+    the collective, the kernel is on one of them, whose role the key names: ``send``, ``receive``, or ``wait`` during
+    one receive of that size whose sender has not come (nothing moves, so communication_factor is 1).
+
+    Attributes
+    ----------
+    compute_factor : float
+        Time of the kernel during the collective over its time alone.
+    communication_factor : float
+        Time of the collective while the kernel runs over its time alone.
+    compute_s, communication_s : float
+        Seconds of the kernel and the collective alone.
+    spread : float
+        The larger of both relative spreads.
     """
 
     compute_factor: Factor
@@ -216,12 +251,21 @@ class ContentionRecord(Section):
 
 
 class Coupling(Section):
-    """How operators of one kind, or one kernel, and collectives slow each other while both run; fitted to pairs.
+    """How much operators of one kind, or one kernel, and collectives slow each other while both run; fitted to pairs.
 
-    compute_factor, communication_factor: see :class:`~perfmodel.cost.contention.Slowdown`. tail_share: of an operator's
-    time alone, the last part, in which a collective that arrives finds room. kernel_s: of the kernel that was measured,
-    alone. fitted_error, held_out_error: mean
-    relative error of the slowed times, of the pairs it was fitted to and of the others.
+    Attributes
+    ----------
+    compute_factor, communication_factor : float
+        See :class:`~perfmodel.cost.contention.Slowdown`.
+    tail_share : float
+        Final fraction of the kernel's runtime alone in which SMs are already free, so that an arriving collective can
+        start.
+    kernel_s : float
+        Seconds of the measured kernel alone.
+    fitted_error, held_out_error : float
+        Mean relative error of the slowed times, of the pairs it was fitted to and of the others.
+    pairs : int
+        Number of pairs it was fitted to.
     """
 
     compute_factor: Annotated[Factor, Field(ge=1)]
@@ -234,21 +278,48 @@ class Coupling(Section):
 
 
 class Interconnect(Section):
-    """One way in which the ranks of the machine are wired.
+    """One way in which the ranks of the machine communicate.
 
-    environment: the variables that make it so. provenance: the machine and libraries that it was measured with, and
-    when. nodes: as the library sees it. collectives: by key. segments: by
-    ``"all_reduce 4"`` (kind and ranks), ascending in size, without gaps. communicator_bytes: device memory outside the
-    allocator that one rank's communicator takes, by number of ranks; ``library``: what the first one of a process takes
-    beyond that. host: by call; ``reference``: what the fixed work of the profile's host key took while all ranks did
-    it, the speed of the host that they share. contention: pairs of a kernel and a collective that ran at once.
-    couplings: by kind of operator, fitted to these. message_couplings: likewise beside messages, by role.
-    own_contention: by kernel key of a scenario, pairs by collective key, or by ``wait 2 float32 67108864`` beside a
-    receive that waits; own_couplings: by kernel key, fitted to these; own_message_couplings: likewise beside messages.
-    messages_ahead: by bytes of a message, how many sends in a row ended while their receiver had not come; a
-    lower bound where all of the row did.
-    rerun_spread: relative, of all collectives alike: how far calibrations differ. bandwidth_factor: never measured; 2
-    asks what links twice as fast would give.
+    Attributes
+    ----------
+    backend : {"nccl", "gloo"}
+        The communication library.
+    environment : dict of str to str
+        Environment variables that select this way.
+    provenance : dict
+        The machine and libraries that it was measured with, and when.
+    nodes : int
+        Number of nodes as the library sees it.
+    collectives : dict
+        Measured collectives by key.
+    segments : dict
+        Fitted curves by kind and ranks (``"all_reduce 4"``), ascending in size, without gaps.
+    communicator_bytes : dict
+        Device memory outside the allocator that one rank's communicator takes, by number of ranks; ``library`` is what
+        the first one of a process takes in addition.
+    host : dict
+        Host costs by call; ``reference`` is what the fixed work of the profile's host key took while all ranks did it,
+        the speed of the host that they share.
+    contention : dict
+        Pairs of a kernel and a collective that ran at once.
+    couplings : dict
+        Couplings by kind of operator, fitted to ``contention``.
+    message_couplings : dict
+        Couplings with messages, by role and kind.
+    own_contention : dict
+        Pairs by kernel key of a scenario, and by collective key, or by ``wait 2 float32 67108864`` during a receive
+        that waits.
+    own_couplings : dict
+        Couplings by kernel key, fitted to ``own_contention``.
+    own_message_couplings : dict
+        Couplings with messages by role and kernel key.
+    messages_ahead : dict
+        Eager sends: by bytes of a message, how many sends in a row ended before their receiver had come; a lower bound
+        if all of the row did.
+    rerun_spread : float or None
+        Relative spread of all collectives between calibrations.
+    bandwidth_factor : float
+        Never measured; 2 asks what links twice as fast would give.
     """
 
     backend: Literal["nccl", "gloo"]
@@ -271,12 +342,16 @@ class Interconnect(Section):
 
 
 def communicators_bytes(groups: Iterable[tuple[int, Interconnect]]) -> int:
-    """Device memory outside the allocator that a rank's communicators take, and once what the library takes with the
-    first.
+    """Return device memory outside the allocator that a rank's communicators take, the library's own once included.
 
-    groups: ranks in each, and what joins them. One of a size that was not measured takes what the nearest larger one
-    does, or else the largest.
+    Parameters
+    ----------
+    groups
+        Number of ranks of each group, and its interconnect. A number that was not measured takes as much as the next
+        larger one that was, or else as the largest.
 
+    Examples
+    --------
     >>> wires = Interconnect(backend="nccl", communicator_bytes={"library": 100, "2": 20, "4": 40})
     >>> communicators_bytes([]), communicators_bytes([(2, wires)]), communicators_bytes([(3, wires), (8, wires)])
     (0, 120, 180)

@@ -43,10 +43,18 @@ class StepMemory(Section):
 
 
 class PipelineAction(Section):
-    """What a stage of a pipeline computed once, in seconds since the first rank began the step.
+    """One computation of a stage, in seconds since the first rank began the step.
 
-    kind: F forward (of the last stage with the loss), B backward, I backward for the stage's inputs alone, W for its
-    weights. Waiting for messages before it is not part of it.
+    Waiting for messages before it is not counted.
+
+    Attributes
+    ----------
+    kind : {"F", "B", "I", "W"}
+        Forward (of the last stage with the loss), backward, backward for the stage's inputs alone, or for its weights.
+    stage, micro_batch : int
+        What it computed.
+    start_s, end_s : float
+        When it ran.
     """
 
     kind: Literal["F", "B", "I", "W"]
@@ -57,7 +65,7 @@ class PipelineAction(Section):
 
 
 class RankSamples(Section):
-    """What one rank of several saw, in the columns of :class:`Measurement`."""
+    """Samples of one of several ranks, in the columns of :class:`Measurement`."""
 
     step_s: Steps
     synced_step_s: Steps
@@ -69,7 +77,7 @@ class RankSamples(Section):
 
     @property
     def steady_memory(self) -> StepMemory | None:
-        """Of a steady step, where so many were looked at."""
+        """Memory of a steady step; None if too few were read."""
         return self.memory[-1] if len(self.memory) > STEADY else None
 
 
@@ -82,13 +90,22 @@ class BucketLayout(Section):
 
 
 class RankCommunication(Section):
-    """Collectives of a step as one rank's profiler trace shows them: medians over a few steps, seconds.
+    """Collectives of a step as one rank's profiler trace shows them: medians over a few steps, in seconds.
 
-    communication_s: when any collective ran. exposed_s: the part of it when no other kernel did. overlap_ratio: the
-    rest's share of communication_s, as HolisticTraceAnalysis defines it. since_last_arrival_s and
-    exposed_since_last_arrival_s: the same two if a collective begins when the last rank has begun it; None where the
-    ranks' traces do not hold the same collectives. exposed_beyond_pauses_s: the latter without the short pauses between
-    kernels, as predictions count it: a kernel's time contains the gap to the next.
+    Attributes
+    ----------
+    communication_s : float
+        Time in which any collective ran.
+    exposed_s : float
+        Time of it in which no other kernel ran.
+    overlap_ratio : float
+        1 - exposed_s / communication_s, as HolisticTraceAnalysis defines it.
+    since_last_arrival_s, exposed_since_last_arrival_s : float or None
+        The first two if a collective begins when the last rank has begun it; None if the ranks' traces do not hold the
+        same collectives.
+    exposed_beyond_pauses_s : float or None
+        The latter without the short pauses between kernels, as predictions count it: a kernel's time contains the gap
+        to the next.
     """
 
     communication_s: float
@@ -100,21 +117,47 @@ class RankCommunication(Section):
 
 
 class Measurement(Section):
-    """See the module.
+    """The measured steps of one scenario; see the module.
 
-    scenario: as resolved when it ran. split: ``tuning`` or ``held-out``, fixed before it ran. group: the class the
-    accuracy card lists it under. step_s, synced_step_s: raw samples. phases_s: raw samples by phase (zero_grad,
-    forward, backward, clip, optimizer), one a step, micro-batches added up. blocks: how many of the steps ran in a row
-    before the next reference runs. host_reference_s: after each block, what a run of the fixed host work took whose
-    time the profile's host key ``reference`` holds: the host's speed beside these steps. memory: steps 1, 2, 3 and,
-    where several ranks ran, one after the warm-up: what DDP rebuilt in step 2 may be held twice for 0.1 s more.
-    device_used_bytes: all that the process held after warm-up.
+    With several ranks, these columns are rank 0's, except step_s and synced_step_s: each step is the slowest rank's, so
+    phases do not quite add up to it.
 
-    Of several ranks, these columns are rank 0's, but for step_s and synced_step_s: each step is the slowest rank's, so
-    phases do not quite add up to it. ranks: what every rank saw, rank 0 first; empty for one. phases_s may then have
-    reduce, where communication follows backward. ddp_buckets: of strategy ddp. communication: by rank, where profiler
-    traces were recorded. actions: of a pipeline, in order, in one step after the others; its phases_s have pipeline in
-    place of forward and backward.
+    Attributes
+    ----------
+    name, group, split : str
+        Name, class on the accuracy card, and ``tuning`` or ``held-out``, which was fixed before it ran.
+    scenario : dict
+        The scenario as resolved when it ran.
+    provenance : dict
+        The machine and libraries, and when it ran.
+    warmup_steps : int
+        Steps before the measured ones.
+    step_s, synced_step_s : tuple of float
+        Raw samples.
+    phases_s : dict
+        Raw samples by phase (zero_grad, forward, backward, clip, optimizer), one a step, micro-batches added up. With
+        several ranks it may have reduce, if communication follows backward; a pipeline has pipeline in place of forward
+        and backward.
+    blocks : tuple of int
+        How many of the steps ran in a row before the next reference runs.
+    host_reference_s : tuple of float
+        After each block, seconds of the fixed host work whose time the profile's host key ``reference`` holds: the
+        host's speed between these steps.
+    memory : tuple of StepMemory
+        Steps 1, 2, 3 and, if several ranks ran, one after the warm-up: what DDP rebuilt in step 2 may be held twice for
+        0.1 s more.
+    device_used_bytes : int or None
+        All that the process held after warm-up.
+    device_bytes : int or None
+        Memory of the device.
+    ranks : tuple of RankSamples
+        Samples of every rank, rank 0 first; empty for one rank.
+    ddp_buckets : BucketLayout or None
+        Buckets of strategy ddp.
+    communication : tuple of RankCommunication
+        By rank, if profiler traces were recorded.
+    actions : tuple of PipelineAction
+        Actions of a pipeline in order, in one step after the others.
     """
 
     version: Literal[1] = 1
@@ -150,7 +193,7 @@ class Measurement(Section):
 
     @property
     def host_reference_of_ranks_s(self) -> tuple[float, ...]:
-        """Of all ranks, which share the host."""
+        """Host references of all ranks, which share the host."""
         return tuple(each for rank in self.ranks for each in rank.host_reference_s) or self.host_reference_s
 
     @property
@@ -164,7 +207,7 @@ class Measurement(Section):
 
     @property
     def peak_allocated_bytes(self) -> int | None:
-        """Of the steady steps, and of the rank that takes most."""
+        """Peak of the steady steps on the rank that needs most."""
         return max((step.peak_allocated_bytes for step in self._steady()), default=None)
 
     @property

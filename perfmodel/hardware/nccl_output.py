@@ -1,4 +1,5 @@
-"""What nccl-tests prints or writes with ``-J``, row by row, as it says it; :mod:`perfmodel.hardware.imports` judges it.
+"""Output of nccl-tests, printed or written with ``-J``, row by row as it stands; :mod:`perfmodel.hardware.imports`
+judges it.
 
 Each line is read in time proportional to its length.
 """
@@ -24,10 +25,17 @@ _UNITS = re.compile(r"#\s*\((\w+)\)\s+\(\w+\)\s.*?\((\w+)\)\s+\(([\w/]+)\)")
 _ITERATIONS = re.compile(r"warmup iters:\s*\d{1,9}\s+iters:\s*(\d{1,9})(?!\d)")
 
 
-class Row(NamedTuple):
+class NcclTestsRow(NamedTuple):
     """One size of one test, out of place.
 
-    place: in the file. ranks, nodes: of one group. spread: relative, where iterations were told apart.
+    Attributes
+    ----------
+    place : str
+        Where it stands in the file.
+    ranks, nodes : int
+        Ranks and nodes of one group.
+    spread : float
+        Relative spread, if iterations were listed one by one.
     """
 
     place: str
@@ -44,8 +52,8 @@ class Row(NamedTuple):
     samples: int
 
 
-def table_rows(path: Path, text: str) -> list[Row]:
-    """Of printed tables, of several programs too.
+def table_rows(path: Path, text: str) -> list[NcclTestsRow]:
+    """Read printed tables, also of several programs.
 
     Raises
     ------
@@ -70,7 +78,7 @@ class _Table:
         self._columns: list[str] = []
         self._unit_us = 1.0
 
-    def rows(self, lines: Iterable[str]) -> Iterable[Row]:
+    def rows(self, lines: Iterable[str]) -> Iterable[NcclTestsRow]:
         for number, line in enumerate(lines, start=1):
             self._program = program_in(line) or self._program
             cells = line.split()
@@ -107,7 +115,7 @@ class _Table:
             )
         return UNITS_US[time]
 
-    def _row(self, place: str, line: str, cells: list[str]) -> Row | None:
+    def _row(self, place: str, line: str, cells: list[str]) -> NcclTestsRow | None:
         columns = self._columns
         if columns[-1] == "timestamp":
             columns, cells = columns[:-1], cells[:-2]
@@ -116,7 +124,7 @@ class _Table:
         try:
             value = {name: cells[columns.index(name) - len(columns)] for name in columns if name not in columns[:3]}
             wrong = value.get("#wrong", "N/A")
-            return Row(
+            return NcclTestsRow(
                 place=place,
                 program=self._program or "",
                 ranks=len(self._ranks) // max(len(self._groups), 1),
@@ -147,8 +155,8 @@ def program_in(text: str) -> str | None:
     return named[-1] if named else None
 
 
-def json_rows(path: Path) -> list[Row]:
-    """Of one file of ``-J``.
+def json_rows(path: Path) -> list[NcclTestsRow]:
+    """Read one file of ``-J``.
 
     Raises
     ------
@@ -192,11 +200,13 @@ def _nodes_of(devices: Sequence[Any]) -> int:
     return max(map(len, hosts.values()), default=1)
 
 
-def _json_row(place: str, result: dict[str, Any], program: str, members: tuple[int, int], iterations: int) -> Row:
+def _json_row(
+    place: str, result: dict[str, Any], program: str, members: tuple[int, int], iterations: int
+) -> NcclTestsRow:
     values, apart = result["out_of_place"], result.get("out_of_place_per_iter") or {}
     if "cpu_time" in values:
         raise ValueError("times must be those of the device, without -C")
-    return Row(
+    return NcclTestsRow(
         place,
         program,
         *members,

@@ -1,6 +1,6 @@
 """A hardware profile: everything that was measured on a machine, and nothing about any workload.
 
-JSON, machine-written by ``perfmodel calibrate``. Raw samples lie beside it in ``<name>.samples.json.gz`` so that
+JSON, machine-written by ``perfmodel calibrate``. Raw samples are kept apart in ``<name>.samples.json.gz`` so that
 loading stays fast. Every time is seconds, every size bytes, every spread relative (standard deviation of the repeats
 over their median).
 """
@@ -56,9 +56,14 @@ USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
 
 class Device(Section):
-    """One accelerator (or the CPU), from its driver and its datasheet; ``peak_`` numbers are the datasheet's.
+    """One accelerator (or the CPU), from its driver and its datasheet.
 
-    peak_flops_per_s: by arithmetic kind: fp32, tf32, bf16, fp16.
+    Attributes
+    ----------
+    peak_flops_per_s : dict of str to float
+        The datasheet's peaks by arithmetic kind: fp32, tf32, bf16, fp16.
+    peak_memory_bytes_per_s : float or None
+        The datasheet's memory bandwidth.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -73,14 +78,21 @@ class Device(Section):
 
 
 class Launch(Section):
-    """The device clock's own constants, measured with kernels that do nothing.
+    """Constants of the device clock, measured with kernels that do nothing.
 
-    latency_s: from the host's launch call returning to the kernel starting on an idle stream.
-    gap_s: between the end of one kernel and the start of another in a busy stream (contained in kernel times).
-    queue_depth: launches a host may run ahead of the device before it is held back.
-    synchronize_s: from the last kernel's end to the host going on after it waited for it.
-    waiting_gap_s: what a kernel of a busy stream takes more while one, two, ... other streams wait for an event; the
-    last holds for more of them. Empty where not measured.
+    Attributes
+    ----------
+    latency_s : float
+        From the return of the host's launch call to the start of the kernel on an idle stream.
+    gap_s : float
+        Between the end of one kernel and the start of another in a busy stream (contained in kernel times).
+    queue_depth : int
+        Launches by which the host may lead the device before it is held back.
+    synchronize_s : float
+        From the last kernel's end until the host continues after it waited for it.
+    waiting_gap_s : tuple of float
+        By how much a kernel of a busy stream is delayed while one, two, ... other streams wait for an event; the last
+        value holds for more of them. Empty if not measured.
     """
 
     latency_s: NotNegativeSeconds = 0.0
@@ -90,17 +102,22 @@ class Launch(Section):
     waiting_gap_s: tuple[NotNegativeSeconds, ...] = ()
 
     def gap_beside_s(self, waiting: int) -> float:
-        """What a kernel takes more while so many other streams wait."""
+        """Return by how much a kernel is delayed while that many other streams wait."""
         known = min(waiting, len(self.waiting_gap_s))
         return self.waiting_gap_s[known - 1] if known else 0.0
 
 
 class Cache(Section):
-    """What the last-level cache does, measured by streaming over ever larger buffers, and by small kernels behind one.
+    """The last-level cache, measured by streaming over ever larger buffers, and by small kernels after one.
 
-    capacity_bytes: what stays cached, in the sense of :mod:`perfmodel.cost.l2_cache`. miss_s_per_byte: what a byte
-    costs more when it comes from memory and not from the cache. code_miss_s: what a call takes more whose kernel's code
-    does. None where not measured.
+    Attributes
+    ----------
+    capacity_bytes : float or None
+        What stays cached, in the sense of :mod:`perfmodel.cost.l2_cache`; None if not measured.
+    miss_s_per_byte : float or None
+        Seconds more for a byte that comes from memory and not from the cache.
+    code_miss_s : float or None
+        Seconds more for a call whose kernel's code comes from memory.
     """
 
     capacity_bytes: FittedBytes | None = None
@@ -125,12 +142,26 @@ def _frees_what_it_has(script: tuple[int, ...]) -> tuple[int, ...]:
 class KernelRecord(Section):
     """One operator call, measured alone under its kernel key.
 
-    time_s: median time one call adds to a busy stream of changing kernels, warm: its kernels and the gaps around them;
-    None where it failed.
-    cold_time_s: the same when nothing it touches is in the cache; None where not measured.
-    kernels: device launches of one call. memory_script: what the call asks the caching allocator for, in order: +n
-    allocates n bytes, -k frees the script's k-th allocation (from 1); what is never freed are its outputs.
-    origin: ``grid`` (general calibration) or ``scenario`` (asked for by one). error: why there is no time.
+    Attributes
+    ----------
+    time_s : float or None
+        Median time that one call adds to a busy stream of changing kernels, warm: its kernels and the gaps around them;
+        None if it failed.
+    cold_time_s : float or None
+        The same if nothing it touches is in the cache; None if not measured.
+    spread : float
+        Standard deviation of the repeats over their median.
+    samples : int
+        Number of repeats.
+    kernels : int or None
+        Device launches of one call.
+    memory_script : tuple of int
+        Requests of the call to the caching allocator, in order: +n allocates n bytes, -k frees the script's k-th
+        allocation (from 1); allocations that are never freed are its outputs.
+    origin : {"grid", "scenario"}
+        General calibration, or asked for by a scenario.
+    error : str or None
+        Why there is no time.
     """
 
     time_s: Seconds | None = None
@@ -144,11 +175,15 @@ class KernelRecord(Section):
 
 
 class HostRecord(Section):
-    """Host seconds one occurrence of a host key costs (keys: see :mod:`perfmodel.cost.host`).
+    """Host seconds of one occurrence of a host key (keys: see :mod:`perfmodel.cost.host`).
 
-    All are at the one speed of the host at which the fixed work of the key ``reference`` takes that record's
-    seconds; its spread says how far the speed wandered. cold_s: what the first of several in a row take longer, all
-    together.
+    All records are at one speed of the host, at which the fixed work of the key ``reference`` takes that record's
+    seconds; the spread of that record says how far the speed drifted.
+
+    Attributes
+    ----------
+    cold_s : float
+        By how much the first of several in a row take longer, all together.
     """
 
     time_s: DifferenceSeconds
@@ -158,10 +193,14 @@ class HostRecord(Section):
 
 
 class CurveRecord(Section):
-    """A fitted cost curve: its form (a function of :mod:`perfmodel.cost.kernels`), parameters and how well it holds.
+    """A fitted cost curve: its form (a function of :mod:`perfmodel.cost.kernels`), parameters and errors.
 
-    leave_one_out: relative errors of predicting each grid point from the others: median, p90, worst, bias. ranges:
-    least and most of each number that places a call among those it was fitted on; empty in older profiles.
+    Attributes
+    ----------
+    leave_one_out : dict of str to float
+        Relative errors of predicting each grid point from the others: median, p90, worst, bias.
+    ranges : dict
+        Least and most of each coordinate of the calls it was fitted on; empty in older profiles.
     """
 
     form: str
@@ -185,9 +224,14 @@ class CurveRecord(Section):
 class MemoryConstants(Section):
     """Device memory outside any tensor.
 
-    context_bytes: what a process with torch and its kernels loaded holds before the allocator's first segment.
-    cublas_workspace_bytes: taken from the allocator once per host thread that multiplies; cublaslt: likewise for
-    products with an epilogue.
+    Attributes
+    ----------
+    context_bytes : int
+        What a process with torch and its kernels loaded holds before the allocator's first segment.
+    cublas_workspace_bytes : int
+        Taken from the allocator once per host thread that runs GEMMs.
+    cublaslt_workspace_bytes : int
+        Likewise for GEMMs with an epilogue.
     """
 
     context_bytes: Bytes = 0
@@ -196,9 +240,18 @@ class MemoryConstants(Section):
 
 
 class PowerLoop(Section):
-    """One kind of work repeated without pause, or in turns with matrix products that make the device hot.
+    """One kind of work repeated without pause, or in turns with GEMMs that make the device hot.
 
-    products, calls: of one round. time_s: of a call, product_s: of a product. clock_hz, draw_w: once it has settled.
+    Attributes
+    ----------
+    products, calls : int
+        GEMMs and calls of one round.
+    time_s : float
+        Seconds of a call.
+    product_s : float or None
+        Seconds of a GEMM.
+    clock_hz, draw_w : float
+        Clock and power once they have settled.
     """
 
     products: Count = 0
@@ -210,10 +263,18 @@ class PowerLoop(Section):
 
 
 class PowerReading(Section):
-    """What was read of one kind of work.
+    """Readings of one kind of work.
 
-    alone_s: a call as kernel keys are timed. flops: of a call, where the kind is there for them; arithmetic: their
-    unit.
+    Attributes
+    ----------
+    alone_s : float
+        Seconds of a call as kernel keys are timed.
+    flops : float or None
+        FLOPs of a call, for kinds that compute.
+    arithmetic : str or None
+        The arithmetic of these FLOPs.
+    loops : tuple of PowerLoop
+        The measured loops.
     """
 
     alone_s: Seconds
@@ -225,8 +286,16 @@ class PowerReading(Section):
 class PowerKind(Section):
     """A kind of work as :mod:`perfmodel.cost.power` takes it.
 
-    draw_w: at full clock, hot. clock_share: of its time, what follows the clock. flops_per_s: with which it draws that,
-    where the kind is there for FLOPs; arithmetic: their unit.
+    Attributes
+    ----------
+    draw_w : float
+        Power at full clock, hot.
+    clock_share : float
+        Share of its time that follows the clock.
+    flops_per_s : float or None
+        FLOP/s at which it draws that, for kinds that compute.
+    arithmetic : str or None
+        The arithmetic of these FLOPs.
     """
 
     draw_w: Watts
@@ -236,11 +305,22 @@ class PowerKind(Section):
 
 
 class Power(Section):
-    """What work draws, and what its power limit does to the device's clock; empty where unread.
+    """The power that work draws, and the device's clock at its power limit; empty if unread.
 
-    idle_w: draw between kernels. limit_w, full_clock_hz: when this was measured. kinds: by kind of work
-    (:func:`perfmodel.cost.power.power_kind`), fitted to the readings; spread: relative, root mean square of the times
-    of their loops against the fit. draw_w, clock_hz: sustained, by kind of work, in profiles that have no readings.
+    Attributes
+    ----------
+    idle_w : float
+        Power between kernels.
+    limit_w, full_clock_hz : float or None
+        Power limit and full clock when this was measured.
+    kinds : dict of str to PowerKind
+        By kind of work (:func:`perfmodel.cost.power.power_kind`), fitted to the readings.
+    spread : float
+        Relative root mean square of the times of the loops against the fit.
+    readings : dict of str to PowerReading
+        What the kinds were fitted to.
+    draw_w, clock_hz : dict of str to float
+        Sustained values by kind of work, in profiles without readings.
     """
 
     draw_w: dict[str, Watts] = {}
@@ -254,11 +334,23 @@ class Power(Section):
 
 
 class Profile(Section):
-    """See the module. provenance: machine, driver, library versions, environment, when and how long it was measured.
+    """Everything that was measured on a machine; see the module.
 
-    interconnects: by name. interconnect: the name of the machine's own. topology: what ``nvidia-smi topo -m`` prints.
-    base: a profile of the catalog, measured on another machine with the same devices: whatever section the file leaves
-    out is that one's, and so are kernels that it does not have.
+    Attributes
+    ----------
+    name : str
+        What reports call it.
+    base : str or None
+        A profile of the catalog, measured on another machine with the same devices. It gives every section that the
+        file leaves out, and kernels that the file does not have.
+    provenance : dict
+        Machine, driver, library versions, environment, when and how long it was measured.
+    interconnects : dict of str to Interconnect
+        By name.
+    interconnect : str or None
+        Name of the machine's own interconnect.
+    topology : str or None
+        What ``nvidia-smi topo -m`` printed.
     """
 
     version: Literal[1] = 1
@@ -284,13 +376,14 @@ class Profile(Section):
 
     @property
     def original(self) -> Profile:
-        """The profile as its file has it, without the values that ``--set`` gave; itself where none were given."""
+        """The profile as its file has it, without the values that ``--set`` gave; itself if none were given."""
         return self if self._original is None else self._original
 
     @property
     def as_measured(self) -> Profile | None:
-        """The same with the datasheet, the cache and the gaps that its kernels were timed with; None where
-        these are its own, so that no time is to be scaled (:mod:`perfmodel.cost.kernels.scaling`).
+        """The same profile with the datasheet, the cache and the gaps that its kernels were timed with.
+
+        None if these are its own, so that no time is to be scaled (:mod:`perfmodel.cost.kernels.scaling`).
         """
         return self._as_measured
 
@@ -302,7 +395,7 @@ class Profile(Section):
 
     @property
     def cache_capacity_bytes(self) -> float:
-        """What stays in the last-level cache: measured, or else the usual share of its size; 0 without one."""
+        """Bytes that stay in the last-level cache: measured, or else the usual share of its size; 0 without a cache."""
         if self.cache.capacity_bytes is not None:
             return self.cache.capacity_bytes
         return USUAL_CAPACITY * self.device.l2_bytes

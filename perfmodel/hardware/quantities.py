@@ -1,7 +1,7 @@
-"""What a number of a measured file may be: finite, and in a range that no machine leaves.
+"""Ranges of the numbers in measured files: finite, and wider than any machine's.
 
-The ranges are wide. They keep out what is damaged (a NaN, a negative time, a size of 10^40) and what arithmetic cannot
-carry through a prediction.
+They keep out what is damaged (a NaN, a negative time, a size of 10^40) and what arithmetic cannot carry through a
+prediction.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ PositiveCount = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 
 
 def is_count(text: str, least: int = 1, most: int = MOST_COUNT) -> bool:
-    """Whether it is a whole number of that range, in digits."""
+    """Return whether a text is a whole number of that range, in digits."""
     return text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most

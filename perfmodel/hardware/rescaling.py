@@ -1,10 +1,10 @@
-"""What follows for a profile when the datasheet in it is changed: what its times were measured with is kept beside it.
+"""Changes of a profile that follow from a changed datasheet; the values that its times were measured with are kept.
 
 Kernels are timed on one device. When a what-if changes a peak, the cache or the gap between kernels, the profile keeps
 the values of before as :attr:`~perfmodel.hardware.profile.Profile.as_measured`, from which kernel times are scaled
 (:mod:`perfmodel.cost.kernels.scaling`). Two constants are scaled here: the cache's capacity, with the cache's size, and
 the FLOP/s at which kinds of work draw their power, with the peak of their arithmetic: a chip that computes twice as
-fast is taken to draw as much as before at the same share of its peak.
+fast is assumed to draw as much as before at the same share of its peak.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rescaled(original: Profile, asked: Profile) -> Profile:
 
 
 def _limits(profile: Profile) -> tuple[object, ...]:
-    """What times of kernels follow."""
+    """Return the values that times of kernels follow."""
     device = profile.device
     return (
         device.peak_flops_per_s,
@@ -67,7 +67,7 @@ def _check_peaks(original: Device, asked: Device) -> None:
 
 
 def _cache(original: Profile, asked: Profile) -> Cache:
-    """Its capacity grows with its size, unless that was given itself."""
+    """Scale the capacity with the cache's size, unless the capacity was given itself."""
     capacity_bytes, was_bytes = asked.cache.capacity_bytes, original.device.l2_bytes
     if capacity_bytes is None or capacity_bytes != original.cache.capacity_bytes or not was_bytes:
         return asked.cache

@@ -1,8 +1,8 @@
-"""What each value of a profile does when a what-if changes it by ``--set`` or ``--vary``.
+"""Effects of each value of a profile when a what-if changes it by ``--set`` or ``--vary``.
 
 Every key of the profile's schema stands here once, with ``*`` for names of kernels, calls, kinds and the like; tests
-hold this table against the schema and against answers. Whether a setting changed one particular answer is found by
-comparing, not by this table (:mod:`perfmodel.prediction.what_if`).
+compare this table with the schema and with answers. Whether a setting changed one particular answer is found by
+comparing answers, not by this table (:mod:`perfmodel.prediction.what_if`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ EFFECTS: dict[Effect, str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """meaning: what follows it; of one that is refused, why it must stay as it is. instead: what would work."""
+    """The effect of one key.
+
+    Attributes
+    ----------
+    effect : Effect
+        What happens to it.
+    meaning : str
+        What follows the value; if it is refused, why it must stay as it is.
+    instead : str
+        What would work instead.
+    """
 
     effect: Effect
     meaning: str
