@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 BATCH_SIZE = "batch.size"
 CHECKPOINTING = "training.activation_checkpointing"
 OPTIMIZER, FUSED = "optimizer.implementation", "fused"
-OF_ACTIVATIONS = (BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING)
+ACCUMULATION, MOST_ACCUMULATED = "training.gradient_accumulation", 1024
+STRATEGY = "parallelism.strategy"
+OF_ACTIVATIONS = frozenset({BATCH_SIZE, MICRO_BATCHES, CHECKPOINTING, ACCUMULATION})
 OF_THE_BATCH = (StorageKind.INPUT, StorageKind.ACTIVATION)
 
 SettingValues = dict[str, int | str]
@@ -38,11 +40,12 @@ class Remedy:
     Attributes
     ----------
     values : dict
-        Values by key, as ``--set`` takes them.
+        SettingValues by key, as ``--set`` takes them.
     fits : bool or None
         Whether the step fits with them; None if its trace is not stored.
     needed_bytes : int or None
-        Bytes that the rank with most memory needs, as in :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`.
+        Of the rank that takes most: what the device has in use at the peak where it fits, else the smallest device
+        memory in which it would.
     """
 
     values: SettingValues
@@ -61,8 +64,10 @@ class Fitting:
     capacity_bytes : int
         The device's.
     remedies : tuple of Remedy
-        For each key, values from the mildest on, up to the first that is known to fit. If ``fixed_bytes`` alone are too
-        much, there is none that changes only activations.
+        Those that fit come first, then those whose trace is not stored, then those that do not fit; each of these in
+        order of what they need, else of what helps most as a rule. Of the same keys values are tried from the mildest
+        on, up to the first that is known to fit. Where ``fixed_bytes`` alone are too much, settings that change
+        activations alone are not tried.
     """
 
     fixed_bytes: int
@@ -85,9 +90,10 @@ def what_fits(prediction: Prediction) -> Fitting:
 
     Notes
     -----
-    Tried are half the batch size, and half of that; smaller micro-batches of a pipeline; the fused optimizer, which
-    needs no temporaries; checkpointing of all blocks; and sharding over the ranks that there are. Where none of them is
-    known to fit, those that change activations are tried once more with the fused optimizer.
+    Tried are sharding over the ranks that there are; checkpointing of all blocks; half the batch size (and half of
+    that), with the global batch kept by gradient accumulation and without; smaller micro-batches of a pipeline; and the
+    fused optimizer, which needs no temporaries. Where none of them is known to fit, those that change activations are
+    tried once more with the fused optimizer.
     """
     memory = prediction.largest_memory
     if memory is None or memory.fits:
@@ -95,25 +101,27 @@ def what_fits(prediction: Prediction) -> Fitting:
     shown, _ = with_largest_memory(prediction)
     fixed_bytes, capacity_bytes = fixed_memory_bytes(shown), prediction.profile.device.memory_bytes
     settings = list(_settings(prediction.scenario))
-    of_activations = [(key, values) for key, values in settings if key in OF_ACTIVATIONS]
+    of_activations = [values for values in settings if OF_ACTIVATIONS.issuperset(values[0])]
     alone = [each for each in settings if fixed_bytes <= capacity_bytes or each not in of_activations]
-    found = [remedy for key, values in alone for remedy in _first_fitting(prediction, key, values)]
-    if (OPTIMIZER, [FUSED]) in settings and not any(each.fits for each in found):
-        fused: SettingValues = {OPTIMIZER: FUSED}
-        found += [each for key, values in of_activations for each in _first_fitting(prediction, key, values, fused)]
-    return Fitting(fixed_bytes, capacity_bytes, tuple(found))
+    tried = [remedy for values in alone for remedy in _up_to_fitting(prediction, values)]
+    if [{OPTIMIZER: FUSED}] in settings and not any(each.fits for each in tried):
+        fused = ([{OPTIMIZER: FUSED, **each} for each in values] for values in of_activations)
+        tried += [remedy for values in fused for remedy in _up_to_fitting(prediction, values)]
+    return Fitting(fixed_bytes, capacity_bytes, tuple(sorted(tried, key=_least_first)))
 
 
-def _first_fitting(
-    prediction: Prediction, key: str, values: Sequence[int | str], others: SettingValues | None = None
-) -> Iterator[Remedy]:
-    """Yield remedies up to the first that is known to fit; ``others`` are values that all of them change as well."""
-    for value in values:
-        remedy = _tried(prediction, {**(others or {}), key: value})
+def _up_to_fitting(prediction: Prediction, settings: list[SettingValues]) -> Iterator[Remedy]:
+    """Yield what becomes of the settings, up to the first that is known to fit."""
+    for values in settings:
+        remedy = _tried(prediction, values)
         if remedy is not None:
             yield remedy
             if remedy.fits:
                 return
+
+
+def _least_first(remedy: Remedy) -> tuple[int, int]:
+    return (True, None, False).index(remedy.fits), remedy.needed_bytes or 0
 
 
 def fixed_memory_bytes(prediction: Prediction) -> int:
@@ -133,29 +141,37 @@ def fixed_memory_bytes(prediction: Prediction) -> int:
     return int(held.max()) + memory.outside_bytes
 
 
-def _settings(scenario: Scenario) -> Iterator[tuple[str, list[int | str]]]:
-    """Yield keys with other values that they could have, mildest first."""
-    size, parallelism = scenario.batch.size, scenario.parallelism
-    if parallelism.pp is None:
-        yield BATCH_SIZE, [size >> n for n in range(1, size.bit_length())]
-    else:
-        doubled: list[int | str] = []
-        micro_batches = 2 * pipeline_of(scenario).micro_batches
-        while size % micro_batches == 0:
-            doubled.append(micro_batches)
-            micro_batches *= 2
-        yield MICRO_BATCHES, doubled
-    if scenario.mode != "train":
+def _settings(scenario: Scenario) -> Iterator[list[SettingValues]]:
+    """Yield what could be set instead, each list mildest first, that first which helps most as a rule."""
+    parallelism, trains = scenario.parallelism, scenario.mode == "train"
+    if trains and parallelism.pp is None and parallelism.dp > 1 and parallelism.strategy != "zero3":
+        yield [{STRATEGY: "zero3"}]
+    if trains and scenario.training.activation_checkpointing == "none":
+        yield [{CHECKPOINTING: "full"}]
+    yield from filter(None, _smaller_batches(scenario))
+    if trains and scenario.optimizer.implementation != FUSED:
+        yield [{OPTIMIZER: FUSED}]
+
+
+def _smaller_batches(scenario: Scenario) -> Iterator[list[SettingValues]]:
+    """Yield what makes less go through the model at once; only the last list of a single model changes the result."""
+    size, accumulated = scenario.batch.size, scenario.training.gradient_accumulation
+    if scenario.parallelism.pp is not None:
+        micro_batches = pipeline_of(scenario).micro_batches
+        more = (micro_batches << n for n in range(1, size.bit_length()))
+        yield [{MICRO_BATCHES: count} for count in more if size % count == 0]
         return
-    if scenario.optimizer.implementation != FUSED:
-        yield OPTIMIZER, [FUSED]
-    if scenario.training.activation_checkpointing == "none":
-        yield CHECKPOINTING, ["full"]
-    if parallelism.pp is None and parallelism.dp > 1 and parallelism.strategy != "zero3":
-        yield "parallelism.strategy", ["zero3"]
+    halvings = range(1, size.bit_length())
+    if scenario.mode == "train":
+        yield [
+            {BATCH_SIZE: size >> n, ACCUMULATION: accumulated << n}
+            for n in halvings
+            if size % (1 << n) == 0 and accumulated << n <= MOST_ACCUMULATED
+        ]
+    yield [{BATCH_SIZE: size >> n} for n in halvings]
 
 
-def _tried(prediction: Prediction, values: SettingValues) -> Remedy | None:
+def _tried(prediction: Prediction, values: Mapping[str, int | str]) -> Remedy | None:
     """Predict the memory with these values; None if the scenario cannot have them."""
     scenario = prediction.scenario
     for key, value in values.items():
@@ -164,10 +180,10 @@ def _tried(prediction: Prediction, values: SettingValues) -> Remedy | None:
         with only_kept_traces():
             memories = predict_memories(scenario, prediction.profile)
     except TraceNotKeptError:
-        return Remedy(values, None, None)
+        return Remedy(dict(values), None, None)
     except PerfModelError:
         return None
-    return Remedy(values, all(each.fits for each in memories), max(each.needed_bytes for each in memories))
+    return Remedy(dict(values), all(each.fits for each in memories), max(each.needed_bytes for each in memories))
 
 
 def _with_value(section: Section, key: str, value: int | str) -> Section:

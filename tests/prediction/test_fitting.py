@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from perfmodel.prediction.fitting import BATCH_SIZE, CHECKPOINTING, OPTIMIZER, Remedy, what_fits
+from perfmodel.prediction.fitting import (
+    ACCUMULATION,
+    BATCH_SIZE,
+    CHECKPOINTING,
+    OPTIMIZER,
+    Fitting,
+    Remedy,
+    what_fits,
+)
 from perfmodel.prediction.predict import predict, predict_memories
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.report.text.fitting import fitting_lines
+from perfmodel.report.text.fitting import NONE_FITS, NONE_TRACED_FITS, fitting_lines
+from perfmodel.scenario.scenario import MICRO_BATCHES
 from perfmodel.scenario.yaml_file import load_question
 from perfmodel.simulate.memory.walk import simulate_memory
 from perfmodel.trace.store import TraceNotKeptError, get_trace, only_kept_traces
@@ -56,8 +65,40 @@ def test_what_neither_batch_nor_checkpointing_changes() -> None:
     too_small = what_fits(with_capacity(3 * MIB))
     assert (too_small.fixed_bytes, too_small.capacity_bytes, too_small.is_fixed_too_much) == (4 * MIB, 3 * MIB, True)
     assert [tuple(each.values) for each in too_small.remedies] == [
-        (OPTIMIZER,), (OPTIMIZER, BATCH_SIZE), (OPTIMIZER, BATCH_SIZE), (OPTIMIZER, CHECKPOINTING),
+        (OPTIMIZER,), (OPTIMIZER, CHECKPOINTING),
+        *[(OPTIMIZER, BATCH_SIZE, ACCUMULATION)] * 2, *[(OPTIMIZER, BATCH_SIZE)] * 2,
     ]  # fmt: skip
+
+
+def test_what_fits_comes_first_and_the_nearest_of_what_does_not() -> None:
+    tried = (Remedy({BATCH_SIZE: 1}, fits=True, needed_bytes=MIB), Remedy({BATCH_SIZE: 2}, False, 4 * MIB))
+    lines = fitting_lines(Fitting(0, 3 * MIB, tried), lambda _: "command")
+    assert lines == ["batch.size 1 fits: 1 MiB in use", "batch.size 2 does not fit: needs at least 4 MiB"]
+    assert fitting_lines(Fitting(0, 3 * MIB, tried[1:]), lambda _: "command")[0] == NONE_FITS
+    assert fitting_lines(Fitting(0, 3 * MIB, ()), lambda _: "command") == [NONE_FITS]
+
+
+def test_what_may_fit_comes_before_what_does_not() -> None:
+    tried = (Remedy({CHECKPOINTING: "full"}, None, None), Remedy({MICRO_BATCHES: 16}, False, 4 * MIB))
+    assert fitting_lines(Fitting(0, 3 * MIB, tried), lambda _: "command") == [
+        NONE_TRACED_FITS,
+        f"{CHECKPOINTING} full is not yet traced: ask `command`",
+        f"{MICRO_BATCHES} 16 does not fit: needs at least 4 MiB",
+    ]
+    assert NONE_TRACED_FITS not in fitting_lines(Fitting(0, 3 * MIB, tried[:1]), lambda _: "command")
+
+
+def test_accumulation_keeps_the_global_batch(tmp_path: Path) -> None:
+    """As far as the batch can be halved and no more than 1,024 micro-batches come of it."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(YAML.replace("LAYERS", "4").replace("size: 64", "size: 12"))
+    for accumulated, factors in ((1, [2, 4]), (512, [2]), (1024, [])):
+        assignments = (f"training.gradient_accumulation={accumulated}",)
+        remedies = what_fits(short_of(path, 8 * 10**8, *assignments)).remedies
+        tried = {
+            (each.values[BATCH_SIZE], each.values[ACCUMULATION]) for each in remedies if ACCUMULATION in each.values
+        }
+        assert tried == {(12 // factor, accumulated * factor) for factor in factors}
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
@@ -75,10 +116,11 @@ def test_the_largest_half_of_the_batch_that_fits_is_found(scenario_file: Path) -
     least_bytes = needs(scenario_file, "batch.size=32", f"hardware.device.memory_bytes={of_size[16]}")
     assert of_size[16] < least_bytes <= of_size[32]
     assert fitting.remedies == (
-        Remedy({BATCH_SIZE: 32}, fits=False, needed_bytes=least_bytes),
         Remedy({BATCH_SIZE: 16}, fits=True, needed_bytes=of_size[16]),
-        Remedy({OPTIMIZER: "fused"}, fits=None, needed_bytes=None),
         Remedy({CHECKPOINTING: "full"}, fits=None, needed_bytes=None),
+        *(Remedy({BATCH_SIZE: size, ACCUMULATION: 64 // size}, None, None) for size in (32, 16, 8, 4, 2, 1)),
+        Remedy({OPTIMIZER: "fused"}, fits=None, needed_bytes=None),
+        Remedy({BATCH_SIZE: 32}, fits=False, needed_bytes=least_bytes),
     )
     assert not fitting.is_fixed_too_much
 
@@ -95,17 +137,21 @@ def test_what_has_no_trace_is_a_command(scenario_file: Path) -> None:
 
     lines = fitting_lines(fitting, ask)
     smaller = ["32", "16", "8", "4", "2", "1"]
+    accumulated = {BATCH_SIZE: ["32"], ACCUMULATION: ["2"]}
+    fused = {OPTIMIZER: ["fused"]}
     assert asked == [
-        {BATCH_SIZE: smaller},
-        {OPTIMIZER: ["fused"]},
         {CHECKPOINTING: ["full"]},
-        {OPTIMIZER: ["fused"], BATCH_SIZE: smaller},
-        {OPTIMIZER: ["fused"], CHECKPOINTING: ["full"]},
+        accumulated,
+        {BATCH_SIZE: smaller},
+        fused,
+        {**fused, CHECKPOINTING: ["full"]},
+        {**fused, **accumulated},
+        {**fused, BATCH_SIZE: smaller},
     ]
-    assert lines[0] == "batch.size 32 or 16 or 8 or 4 or 2 or 1: ask `command`"
+    assert lines[2] == "batch.size 32 or 16 or 8 or 4 or 2 or 1 is not yet traced: ask `command`"
     needed = needs(scenario_file, "training.activation_checkpointing=full")
     again = fitting_lines(what_fits(short_of(scenario_file, needs(scenario_file) - 100 * MIB)), ask)
-    assert again[-1] == f"training.activation_checkpointing full fits: needs {format_bytes(needed)}"
+    assert again[0] == f"training.activation_checkpointing full fits: {format_bytes(needed)} in use"
 
 
 def test_every_setting_that_is_tried_is_one_that_a_scenario_takes(tmp_path: Path) -> None:
