@@ -132,7 +132,7 @@ class _KeptOpen:
 
 @contextmanager
 def _no_log_of_fake_tensors() -> Iterator[None]:
-    """Keep torch from logging the traceback of an error that is then told in one sentence."""
+    """Keep torch from logging the traceback of an error that is then reported in one sentence."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -147,14 +147,14 @@ def what_was_raised(error: BaseException) -> str:
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE - 3]}..."
     kind = type(error).__name__
-    told = [f"{kind}: {text.rstrip('.')}" if text else kind]
+    clauses = [f"{kind}: {text.rstrip('.')}" if text else kind]
     inside = _module_at_work(error.__traceback__)
     if inside:
-        told.append(f"in {inside}")
+        clauses.append(f"in {inside}")
     frames = own_frames(error)
     if frames:
-        told.append(f"at {frames}")
-    return ", ".join(told)
+        clauses.append(f"at {frames}")
+    return ", ".join(clauses)
 
 
 def text_of(error: BaseException) -> str:

@@ -42,9 +42,9 @@ def _check_messages(scenario: Scenario, profile: Profile) -> None:
             "alone. Choose a GPU's profile, or strategy ddp."
         )
     interconnect_of(scenario, profile)
-    name, wires, _ = route_of(Members(PIPELINE, 2), scenario, profile)
+    name, interconnect, _ = route_of(Members(PIPELINE, 2), scenario, profile)
     for kind in MESSAGES:
-        if f"{kind} 2" not in wires.segments:
+        if f"{kind} 2" not in interconnect.segments:
             raise PerfModelError(
                 f"profile {profile.name} must know messages over {name} for a pipeline (it has no {kind} of 2 ranks). "
                 f"Measure them with `perfmodel calibrate --interconnect {name} --only p2p`."
@@ -52,15 +52,15 @@ def _check_messages(scenario: Scenario, profile: Profile) -> None:
 
 
 def _check_gpus(scenario: Scenario, profile: Profile) -> None:
-    """More than the profile has need curves of collectives to extrapolate from; on a CPU, all share its cores."""
+    """Refuse more GPUs than the profile has, without curves of collectives to extrapolate from; a CPU has none."""
     gpus, name = scenario.hardware.gpus, interconnect_in_use(scenario, profile)
-    wires = profile.interconnects.get(name or "")
-    if wires is not None and wires.nodes == 1 and gpus > max(profile.gpus, LARGEST_NODE):
+    interconnect = profile.interconnects.get(name or "")
+    if interconnect is not None and interconnect.nodes == 1 and gpus > max(profile.gpus, LARGEST_NODE):
         raise PerfModelError(
             f"hardware.gpus must be at most {LARGEST_NODE} over {name}, which joins the GPUs of one node (got {gpus}). "
             "Use fewer, or an interconnect of several nodes."
         )
-    grows = profile.device.kind == "cuda" and wires is not None and measured_groups("all_reduce", wires)
+    grows = profile.device.kind == "cuda" and interconnect is not None and measured_groups("all_reduce", interconnect)
     if gpus > profile.gpus and not grows:
         raise PerfModelError(
             f"hardware.gpus must be at most {profile.gpus}, what profile {profile.name} has (got {gpus}), where it has "
@@ -71,16 +71,16 @@ def _check_gpus(scenario: Scenario, profile: Profile) -> None:
 
 def _check_nodes(scenario: Scenario, profile: Profile) -> None:
     asked, gpus = scenario.hardware.nodes, scenario.hardware.gpus
-    wires = interconnect_of(scenario, profile)
-    if wires is None:
+    interconnect = interconnect_of(scenario, profile)
+    if interconnect is None:
         return
-    nodes = nodes_of(gpus, wires)
+    nodes = nodes_of(gpus, interconnect)
     if asked != nodes:
-        measured = largest_group("all_reduce", wires) or profile.gpus
-        unit = "node" if wires.nodes == 1 else "nodes"
+        measured = largest_group("all_reduce", interconnect) or profile.gpus
+        unit = "node" if interconnect.nodes == 1 else "nodes"
         raise PerfModelError(
             f"hardware.nodes must be {nodes} for {gpus} GPUs over {interconnect_in_use(scenario, profile)}, which was "
-            f"measured with {measured} ranks on {wires.nodes} {unit} (got {asked}). Set it, or choose another "
+            f"measured with {measured} ranks on {interconnect.nodes} {unit} (got {asked}). Set it, or choose another "
             "hardware.interconnect."
         )
     section = scenario.parallelism
@@ -92,7 +92,13 @@ def _check_nodes(scenario: Scenario, profile: Profile) -> None:
 
 
 def interconnect_of(scenario: Scenario, profile: Profile) -> Interconnect | None:
-    """The wiring the scenario asks for, or the machine's own; None where one rank talks to nobody."""
+    """Return the interconnect that the scenario asks for, or the profile's own; None for a single rank.
+
+    Raises
+    ------
+    PerfModelError
+        If the profile has not measured it.
+    """
     if scenario.parallelism.ranks == 1:
         return None
     name = interconnect_in_use(scenario, profile)

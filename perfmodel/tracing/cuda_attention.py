@@ -1,7 +1,7 @@
 """Scaled dot-product attention as CUDA dispatches it: which backend runs, and how its wrapper calls it.
 
 The choice is that of ``ATen/native/transformers/cuda/sdp_utils.cpp`` on compute capability 9.0 with cuDNN over 9.15:
-cuDNN first, then flash, memory-efficient and the composite of matrix products and softmax.
+cuDNN first, then flash, memory-efficient and the composite of GEMMs and softmax.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _ENGINE_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.
 
 
 class FakeCudaMode(TorchFunctionMode):
-    """See the module. ``recorder`` is told the place of results and the calls."""
+    """The mode that the module describes; it reports the place of results and the calls to ``recorder``."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

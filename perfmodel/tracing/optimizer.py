@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.scenario.scenario import Scenario
 
 
-def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: OptimizerShare | None = None) -> Trace:
+def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], share: OptimizerShare | None = None) -> Trace:
     """Trace the first and the second step of the scenario's optimizer over parameters like ``tensors``.
 
     Parameters
@@ -31,8 +31,8 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Op
     scenario : Scenario
         Whose optimizer section counts.
     tensors : sequence of TensorSpec
-        At least one; their gradients are alike.
-    parts : OptimizerShare, optional
+        At least one; their gradients have the same shapes and dtypes.
+    share : OptimizerShare, optional
         What goes before, if ``tensors`` are shards of parameters.
 
     Returns
@@ -54,7 +54,7 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Op
                 leaf.grad = _like(tensor)
                 recorder.ledger.add_persistent(leaf.grad, StorageKind.GRADIENT)
             optimizer = make_optimizer(leaves, scenario)
-            scaler, clip = _scaler(parts), _clipping(scenario, leaves, parts)
+            scaler, clip = _scaler(share), _clipping(scenario, leaves, share)
             taken = []
             for _ in range(2):
                 update(optimizer, scaler, clip, recorder.begin_segment)
@@ -65,9 +65,9 @@ def trace_optimizer(scenario: Scenario, tensors: Sequence[TensorSpec], parts: Op
     return assemble(workload_of(scenario), recorder, parameters, taken)
 
 
-def _scaler(parts: OptimizerShare | None) -> Any:
+def _scaler(share: OptimizerShare | None) -> Any:
     """Return the gradient scaler as it is after it has scaled the loss."""
-    if parts is None or not parts.are_scaled:
+    if share is None or not share.are_scaled:
         return None
     scaler = torch.amp.GradScaler("cuda")
     scaler.scale(torch.empty((), device="cuda"))
@@ -75,25 +75,25 @@ def _scaler(parts: OptimizerShare | None) -> Any:
 
 
 def _clipping(
-    scenario: Scenario, leaves: Sequence[nn.Parameter], parts: OptimizerShare | None
+    scenario: Scenario, leaves: Sequence[nn.Parameter], share: OptimizerShare | None
 ) -> Callable[[], object] | None:
     norm = scenario.optimizer.max_grad_norm
-    if parts is None or norm is None:
+    if share is None or norm is None:
         return None
-    if not parts.are_dtensors:
+    if not share.are_dtensors:
         return partial(clip_shards, leaves, norm, lambda squared: None)
-    return partial(_clip_dtensors, leaves, norm, [torch.empty((), device="cuda") for _ in range(parts.absent)])
+    return partial(_clip_dtensors, leaves, norm, [torch.empty((), device="cuda") for _ in range(share.absent)])
 
 
-def _clip_dtensors(parts: Sequence[nn.Parameter], max_norm: float, absent: Sequence[torch.Tensor]) -> None:
+def _clip_dtensors(shards: Sequence[nn.Parameter], max_norm: float, absent: Sequence[torch.Tensor]) -> None:
     """Clip as clip_grad_norm_ does with the local shards of DTensors.
 
     Squares of norms are summed over the ranks before the norm of all is taken.
     """
-    norms = torch._foreach_norm([part.grad for part in parts if part.grad is not None], 2.0)
+    norms = torch._foreach_norm([shard.grad for shard in shards if shard.grad is not None], 2.0)
     squares = torch.stack([*norms, *absent]).pow(2.0)
     total = torch.linalg.vector_norm(squares.pow(0.5), 2.0)
-    nn.utils.clip_grads_with_norm_(parts, max_norm, total, foreach=True)
+    nn.utils.clip_grads_with_norm_(shards, max_norm, total, foreach=True)
 
 
 def _like(tensor: TensorSpec) -> torch.Tensor:

@@ -201,7 +201,7 @@ def _check_dtypes(where: str, parameters: Iterable[nn.Parameter]) -> None:
     if len(dtypes) > 1:
         raise PerfModelError(
             f"{where}: the parameters of a group must have one dtype (got {', '.join(dtypes)}), or torch refuses them. "
-            "Make them alike, or take another strategy."
+            "Make them equal, or take another strategy."
         )
 
 

@@ -218,8 +218,8 @@ def check_boundaries(stages: Sequence[Stage], replica: int = 0) -> None:
     store = dist.PrefixStore(f"pipeline/{next(_made)}/{replica}", dist.distributed_c10d._get_default_store())
     for stage in stages:
         store.set(str(stage.stage_index), json.dumps([_shown(stage.takes), _shown(stage.gives)]))
-    told = [json.loads(store.get(str(number))) for number in range(stages[0].num_stages)]
-    for number, ((_, gives), (takes, _)) in enumerate(itertools.pairwise(told)):
+    reported = [json.loads(store.get(str(number))) for number in range(stages[0].num_stages)]
+    for number, ((_, gives), (takes, _)) in enumerate(itertools.pairwise(reported)):
         if gives != takes:
             raise PerfModelError(
                 f"{stages[0].scenario_name}: stage {number} must give what stage {number + 1} takes (it gives {gives}, "
