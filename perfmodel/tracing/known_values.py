@@ -1,8 +1,8 @@
 """Real values of small integer and boolean tensors, so that code which reads them on the host can be traced.
 
 Hugging Face models, for one, look at the mask of every batch. Such tensors come from ``arange`` and ``ones`` and not
-from data, so their operators are run for real in addition to the fake ones. Whoever reads a value that depends on data gets a
-:class:`PerfModelError`.
+from data, so their operators are run for real in addition to the fake ones. Whoever reads a value that depends on data
+gets a :class:`PerfModelError`.
 """
 
 from __future__ import annotations

@@ -183,11 +183,11 @@ def test_what_is_gathered_ahead_is_what_the_program_gathers(ahead):
     for group in groups:
         state = states[names[group.module]]
         for modules, found in [
-            (group.ahead, state._states_to_forward_prefetch),
-            (group.behind, state._states_to_backward_prefetch),
+            (group.prefetched_in_forward, state._states_to_forward_prefetch),
+            (group.prefetched_in_backward, state._states_to_backward_prefetch),
         ]:
             assert [states[names[module]] for module in modules] == found
-    assert [len(group.ahead) for group in groups] == [min(ahead, 3 - index) for index in range(4)] + [0]
+    assert [len(group.prefetched_in_forward) for group in groups] == [min(ahead, 3 - index) for index in range(4)] + [0]
 
 
 class Model(nn.Module):
