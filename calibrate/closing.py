@@ -14,7 +14,7 @@ LISTED = 20
 
 
 def closing_report(draft: Draft, lines: Sequence[str], spent_s: float) -> list[str]:
-    """What was measured."""
+    """Return what was measured."""
     origins = [record.origin for record in draft.kernels.values() if record.error is None]
     return [
         f"{draft.path}: {origins.count('grid')} grid keys, {origins.count('scenario')} scenario keys,"
@@ -24,7 +24,8 @@ def closing_report(draft: Draft, lines: Sequence[str], spent_s: float) -> list[s
 
 
 def closing_warnings(draft: Draft, left_out: Sequence[str]) -> list[str]:
-    """What could not be measured, what there was no time for, what is not to be trusted, and the command to run next.
+    """Return what could not be measured, what there was no time for, what is not to be trusted, and the command to run
+    next.
 
     left_out: each as the beginning of a sentence.
     """

@@ -100,7 +100,7 @@ class Draft:
         return tuple(sorted(key for key, record in self.kernels.items() if record.spread > limit))
 
     def failed(self) -> dict[str, str]:
-        """Keys without a time, and why."""
+        """Return keys without a time, and why."""
         return {key: record.error for key, record in self.kernels.items() if record.error is not None}
 
     def write(self) -> Profile:

@@ -25,14 +25,14 @@ class Job(NamedTuple):
 
 
 def job(operation: Operation, origin: str, matmul_tf32: bool = False) -> Job:
-    """The job of ``operation``; convolutions may use TF32, as torch's defaults have it."""
+    """Return the job of ``operation``; convolutions may use TF32, as torch's defaults have it."""
     tf32 = uses_tf32(operation, matmul_tf32, convolution_tf32=True)
     return Job(kernel_key(operation, matmul_tf32), operation, tf32, origin)
 
 
 def program_jobs(program: Program, matmul_tf32: bool) -> list[Job]:
-    """One job for every distinct operator that the steps of ``program`` run on the device, in order of first use, those
-    that its strategy inserts last, less copies between host and device, which ``transfers`` are.
+    """Return one job for every distinct operator that the steps of ``program`` run on the device, in order of first
+    use, those that its strategy inserts last, less copies between host and device, which ``transfers`` are.
     """
     trace = program.trace
     indices = [index for events in (trace.steady, trace.first) for index in _operations_of(events)]
@@ -51,7 +51,7 @@ def _operations_of(events: StepEvents) -> list[int]:
 
 
 def missing(jobs: Iterable[Job], measured: Iterable[str]) -> list[Job]:
-    """The jobs whose key is not measured yet, each key once."""
+    """Return the jobs whose key is not measured yet, each key once."""
     seen = set(measured)
     wanted: list[Job] = []
     for item in jobs:
@@ -62,7 +62,7 @@ def missing(jobs: Iterable[Job], measured: Iterable[str]) -> list[Job]:
 
 
 def chosen(jobs: Iterable[Job], keys: Iterable[str]) -> list[Job]:
-    """The jobs of exactly these keys.
+    """Return the jobs of exactly these keys.
 
     Raises
     ------

@@ -23,8 +23,16 @@ SAME_MACHINE = (*SAME_DEVICE, "cpu")
 
 
 class WantedScenario(NamedTuple):
-    """jobs: of all ranks. traces: whose modules and loops over parameters to measure on the host: the step's, or those
-    of the parts of a pipeline. ranks: whose loops alone: of ranks that have several such parts.
+    """What of a scenario is to be measured.
+
+    Parameters
+    ----------
+    jobs : list of Job
+        Kernels of all ranks.
+    traces : list of Trace
+        The step, or the stages of a pipeline, whose modules and loops over parameters are measured on the host.
+    ranks : list of Trace
+        Ranks that have several stages, of which only the loops are measured.
     """
 
     scenario: Scenario
@@ -45,7 +53,7 @@ def check_output_name(output: Path) -> None:
 def opened(
     output: Path, device: str, name: str | None, existing: bool, only: Sequence[str] | None, base: str | None
 ) -> Draft:
-    """Of the file that is to be written: what is in it, or a new one.
+    """Return the draft of the file that is to be written: what is in it, or a new one.
 
     Parameters
     ----------
@@ -83,7 +91,7 @@ def opened(
 
 
 def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
-    """A draft in which only the stages of the host are left to do."""
+    """Return a draft in which only the stages of the host are left to do."""
     known = find_base(base, output)
     for fact in SAME_DEVICE:
         before, now = known.provenance.get(fact), own["provenance"].get(fact)
@@ -92,21 +100,21 @@ def _on_base(output: Path, base: str, own: dict[str, Any]) -> Draft:
                 f"--base must be a profile of this {fact} (got {base}, which says {before!r}; here is {now!r}). Leave "
                 "it out to measure everything."
             )
-    wires: dict[str, Any] = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
-    profile = known.model_copy(update=own | wires | {"base": base, "host": {}})
+    no_interconnects: dict[str, Any] = {"interconnects": {}, "interconnect": None, "transfers": {}, "topology": None}
+    profile = known.model_copy(update=own | no_interconnects | {"base": base, "host": {}})
     return Draft.new(output, profile, known.kernels)
 
 
 def wanted_of(scenario: Scenario, allow_import: bool) -> WantedScenario:
-    """What of the scenario is to be measured."""
+    """Return what of the scenario is to be measured."""
     programs = [each.program for each in rank_programs(scenario, allow_import)]
     jobs = (each for program in programs for each in program_jobs(program, scenario.matmul_tf32))
     distinct = missing(jobs, ())
     if scenario.parallelism.pp is None:
         return WantedScenario(scenario, distinct, [programs[0].trace], [])
     of_ranks = stages_of_ranks(scenario)
-    parts = dict.fromkeys(part for of_rank in of_ranks for part in of_rank)
-    traces = {id(trace): trace for trace in (get_stage_trace(scenario, *part) for part in parts)}
+    stages = dict.fromkeys(stage for of_rank in of_ranks for stage in of_rank)
+    traces = {id(trace): trace for trace in (get_stage_trace(scenario, *stage) for stage in stages)}
     several = [program.trace for program, own in zip(programs, of_ranks, strict=True) if len(set(own)) > 1]
     return WantedScenario(scenario, distinct, list(traces.values()), several)
 

@@ -76,7 +76,7 @@ def _acquired(path: Path, output: Path, way: int) -> int:
 
 
 def _opened(path: Path) -> int:
-    """The lock's file, new or one that a calibration left; never the target of a link."""
+    """Return the lock's file, new or one that a calibration left; never the target of a link."""
     if path.is_symlink():
         raise _not_a_lock(path, "a symbolic link")
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -56,19 +56,19 @@ class Progress:
         self._draw()
 
     def advance(self) -> None:
-        """One step is done."""
+        """Say that one step is done."""
         if self._bar is None or self._task is None:
             return
         self._bar.advance(self._task)
         self._draw()
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, line: str) -> None:
-        """A line that stays, whether or not progress is shown."""
+        """Print a line that stays, whether or not progress is shown."""
         console = self._warnings if self._bar is None else self._bar.console
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

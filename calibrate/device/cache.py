@@ -29,8 +29,8 @@ HALF_WAY = 1.5
 
 
 def measure_cache(stopwatch: CudaStopwatch) -> Cache:
-    """Capacity and costs of misses; capacity and that of data are None where the cache cannot be told from the memory
-    behind it.
+    """Return capacity and costs of misses; capacity and that of data are None where the cache cannot be told from the
+    memory behind it.
     """
     quick = stopwatch.limited(LIMITS)
     times_s = [quick.measure(_rotating(_sets(count))).median_s for count in SETS]
@@ -39,7 +39,8 @@ def measure_cache(stopwatch: CudaStopwatch) -> Cache:
 
 
 def measure_code_miss(stopwatch: Stopwatch, device: str = "cuda", flush_bytes: int = FLUSH_BYTES) -> float:
-    """Seconds that a call of one kernel takes more when its code is no longer cached: the mean over different ones,
+    """Return seconds that a call of one kernel takes more when its code is no longer cached: the mean over different
+    ones,
 
     (flush, touch and row - flush and touch - row) / calls of the row
 
@@ -66,7 +67,7 @@ def _flush(device: str, flush_bytes: int) -> Callable[[], object]:
 
 
 def _small_kernels(device: str) -> tuple[Callable[[], object], list[Callable[[], object]]]:
-    """What reads and writes all that the others do, and these, no two of one code."""
+    """Return a call that reads and writes all that the others do, and the others, no two of which share code."""
     numbers = torch.rand((4, *SHAPE), device=device)
     x, y, out, (sums, mean, deviation, *_) = numbers
     normal = torch.ops.aten.native_layer_norm.out

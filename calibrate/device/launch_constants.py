@@ -20,7 +20,7 @@ BLOCKED_LAUNCH_S = 1e-3  # a launch that takes longer was held back
 
 
 def empty_kernel_s(stopwatch: CudaStopwatch) -> float:
-    """What a kernel that does nothing adds to a busy stream: its own time and the gap after it."""
+    """Return what a kernel that does nothing adds to a busy stream: its own time and the gap after it."""
     return stopwatch.measure(_empty_kernel).median_s
 
 
@@ -38,7 +38,7 @@ def launch_constants(stopwatch: CudaStopwatch, spacing_s: float) -> Launch:
 
 
 def gap_s(spacing_s: float) -> float:
-    """The gap between kernels: spacing of empty kernels in a busy stream less the time that one runs.
+    """Return the gap between kernels: spacing of empty kernels in a busy stream less the time that one runs.
 
     The profiler says how long one runs. It slows later launches down, so this comes after all timing.
     """
@@ -51,7 +51,7 @@ def _empty_kernel() -> None:
 
 
 def _round_trips() -> tuple[float, float]:
-    """Median seconds from an empty kernel's launch returning to its end being seen: polling, and synchronising."""
+    """Return median seconds until an empty kernel, once launched, is seen to end, by polling and by waiting."""
     polled, synchronized = [], []
     for _ in range(TRIALS):
         polled.append(_after_launch(_poll))
@@ -90,7 +90,7 @@ def queue_depth(stream: Stream) -> int:
 
 
 def memory_constants() -> MemoryConstants:
-    """What a process holds before its first tensor, and what the first products take from the allocator.
+    """Return what a process holds before its first tensor, and what the first GEMMs take from the allocator.
 
     Must run before anything else multiplied in this process: workspaces are allocated once.
     """
@@ -119,7 +119,7 @@ def _growth(work: Callable[[], object]) -> int:
 
 
 def _usual_kernels() -> None:
-    """One of each kind that any training step loads: modules stay in device memory once used."""
+    """Run one kernel of each kind that any training step loads: their modules stay in device memory once used."""
     x = torch.randn(64, 64, device="cuda", requires_grad=True)
     weight = torch.randn(64, 64, device="cuda", requires_grad=True)
     y = torch.nn.functional.layer_norm(torch.nn.functional.gelu(x @ weight), (64,)).softmax(-1)

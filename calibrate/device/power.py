@@ -1,6 +1,6 @@
 """Keeping the device in its working state, and reading what sustained work draws and how a lowered clock slows it.
 
-Kinds of work run without pause, then in turns with matrix products, which make the device lower its clock. Calls are
+Kinds of work run without pause, then in turns with GEMMs, which make the device lower its clock. Calls are
 those of kernel keys, made and timed alone as they are. CUDA only; what the readings say is :mod:`calibrate.fit.power`.
 """
 
@@ -26,18 +26,18 @@ from perfmodel.hardware.profile import Power, PowerLoop, PowerReading
 from perfmodel.trace.operation import Operation
 
 ALONE_S = 1.2
-BESIDE_S = 0.6
+LOADED_S = 0.6
 SETTLING = 0.5  # of a loop's time, at its beginning: not read
-BESIDE = (2, 8)  # products a round
+GEMMS = (2, 8)  # in a round
 ROUND_S = 2e-3  # of a kind's own calls in a round
-AHEAD = 6  # rounds that the host may be ahead
+MOST_QUEUED = 6  # rounds that the host may have queued
 IDLE_S = 0.4
-REST_S = 0.5  # after which a clock that work has lowered is back: products keep it down for calls that follow them
+REST_S = 0.5  # after which a clock that work has lowered is back: GEMMs keep it down for calls that follow them
 ARITHMETIC_CLASSES = ("gemm", "attention_forward", "attention_backward", "convolution_forward")
 
 
 def operations() -> dict[str, Operation]:
-    """A call for each kind of work (:func:`perfmodel.cost.power.power_kind`), large enough to fill any device."""
+    """Return a call for each kind of work (:func:`perfmodel.cost.power.power_kind`), large enough to fill a device."""
     vector = operators.tensor("bfloat16", 2**27)
     forward, backward = operators.attention("flash", "bfloat16", 4, 32, 32, 2048, 64, causal=True)
     return {
@@ -67,7 +67,8 @@ def soak(seconds: float) -> None:
 
 
 def measure_power(bench: Bench, report: Callable[[str], None]) -> Power:
-    """Readings of every kind of work that runs here, with what follows from them; empty where the driver does not tell.
+    """Return readings of every kind of work that runs here, with what follows from them; empty where the driver does
+    not tell.
 
     The device should be warm.
     """
@@ -79,11 +80,11 @@ def measure_power(bench: Bench, report: Callable[[str], None]) -> Power:
     if PRODUCT not in alone_s:
         return Power()
     idle_w = _idle_w(managed)
-    product = bench.make(jobs[PRODUCT])
+    gemm = bench.make(jobs[PRODUCT])
     readings: dict[str, PowerReading] = {}
     for name, time_s in alone_s.items():
         report(name)
-        found = _reading(managed, bench, jobs[name], time_s, product)
+        found = _reading(managed, bench, jobs[name], time_s, gemm)
         if found is not None:
             readings[name] = found
     clocks_hz += [loop.clock_hz for each in readings.values() for loop in each.loops]
@@ -98,7 +99,7 @@ def measure_power(bench: Bench, report: Callable[[str], None]) -> Power:
 
 
 def _alone(managed: nvml.Nvml, bench: Bench, jobs: Mapping[str, Job]) -> tuple[dict[str, float], list[float]]:
-    """Seconds of each kind's call as kernel keys are timed, where it runs, and clocks read in between."""
+    """Return seconds of each kind's call as kernel keys are timed, where it runs, and clocks read in between."""
     found: dict[str, float] = {}
     clocks_hz: list[float] = []
     for name, item in jobs.items():
@@ -120,16 +121,13 @@ def _idle_w(managed: nvml.Nvml) -> float | None:
 
 
 def _reading(
-    managed: nvml.Nvml, bench: Bench, item: Job, alone_s: float, product: Callable[[], Any]
+    managed: nvml.Nvml, bench: Bench, item: Job, alone_s: float, gemm: Callable[[], Any]
 ) -> PowerReading | None:
-    """None where the driver does not tell the clock."""
+    """Return a kind's reading; None where the driver does not report the clock."""
     count = max(1, round(ROUND_S / alone_s))
     with tf32("cuda", item.tf32), torch.no_grad():
         call = bench.make(item)
-        loops = [
-            _loop(managed, call, count, product, products, ALONE_S if products == 0 else BESIDE_S)
-            for products in (0, *BESIDE)
-        ]
+        loops = [_loop(managed, call, count, gemm, gemms, ALONE_S if gemms == 0 else LOADED_S) for gemms in (0, *GEMMS)]
     known = tuple(loop for loop in loops if loop is not None)
     if len(known) < len(loops):
         return None
@@ -137,7 +135,7 @@ def _reading(
 
 
 def reading(operation: Operation, alone_s: float, loops: Sequence[PowerLoop]) -> PowerReading:
-    """What was read of a kind of work for which ``operation`` stands, with its FLOPs if it is there for these."""
+    """Return what was read of a kind of work for which ``operation`` stands, with FLOPs if it is arithmetic."""
     if classify(operation) not in ARITHMETIC_CLASSES:
         return PowerReading(alone_s=alone_s, loops=tuple(loops))
     arithmetic = arithmetic_kind(operation, matmul_tf32=False)
@@ -145,41 +143,41 @@ def reading(operation: Operation, alone_s: float, loops: Sequence[PowerLoop]) ->
 
 
 class Round(NamedTuple):
-    """Seconds of a round's products together, and of its calls."""
+    """Seconds of a round's GEMMs together, and of its calls."""
 
     products_s: float
     calls_s: float
 
 
 def loop_of(
-    rounds: Sequence[Round], products: int, count: int, clocks_hz: Sequence[float], draw_w: float | None
+    rounds: Sequence[Round], gemms: int, count: int, clocks_hz: Sequence[float], draw_w: float | None
 ) -> PowerLoop | None:
-    """A loop's medians; None without rounds or readings of the clock."""
+    """Return a loop's medians; None without rounds or readings of the clock."""
     if not rounds or not clocks_hz:
         return None
     products_s = statistics.median(each.products_s for each in rounds)
     return PowerLoop(
-        products=products,
+        products=gemms,
         calls=count,
         time_s=statistics.median(each.calls_s for each in rounds) / count,
-        product_s=products_s / products if products else None,
+        product_s=products_s / gemms if gemms else None,
         clock_hz=statistics.median(clocks_hz),
         draw_w=draw_w,
     )
 
 
 def _loop(
-    managed: nvml.Nvml, call: Callable[[], Any], count: int, product: Callable[[], Any], products: int, seconds: float
+    managed: nvml.Nvml, call: Callable[[], Any], count: int, gemm: Callable[[], Any], gemms: int, seconds: float
 ) -> PowerLoop | None:
-    """Rounds of products and calls for that long, the stream never empty; those of the beginning are not read."""
+    """Run rounds of GEMMs and calls for that long, the stream never empty; those of the beginning are not read."""
     queued: list[tuple[torch.cuda.Event, ...]] = []
     rounds: list[Round] = []
     clocks_hz: list[float] = []
     meter: _Meter | None = None
     began_s = time.perf_counter()
     while (elapsed_s := time.perf_counter() - began_s) < seconds:
-        queued.append(_round(call, count, product, products))
-        if len(queued) <= AHEAD:
+        queued.append(_round(call, count, gemm, gemms))
+        if len(queued) <= MOST_QUEUED:
             continue
         ended = _seconds(queued.pop(0))
         if elapsed_s < SETTLING * seconds:
@@ -190,16 +188,14 @@ def _loop(
         clocks_hz += [] if clock_hz is None else [clock_hz]
     draw_w = None if meter is None else meter.draw_w()
     torch.cuda.synchronize()
-    return loop_of(rounds, products, count, clocks_hz, draw_w)
+    return loop_of(rounds, gemms, count, clocks_hz, draw_w)
 
 
-def _round(
-    call: Callable[[], Any], count: int, product: Callable[[], Any], products: int
-) -> tuple[torch.cuda.Event, ...]:
+def _round(call: Callable[[], Any], count: int, gemm: Callable[[], Any], gemms: int) -> tuple[torch.cuda.Event, ...]:
     marks = tuple(torch.cuda.Event(enable_timing=True) for _ in range(3))
     marks[0].record()
-    for _ in range(products):
-        product()
+    for _ in range(gemms):
+        gemm()
     marks[1].record()
     for _ in range(count):
         call()

@@ -1,7 +1,7 @@
 """What a kernel of a busy CUDA stream takes more while other streams wait for an event.
 
-Processes differ in it, and by 3 % in how closely kernels follow each other at all. (On H200s it is nothing beside
-one stream, and beside two 1.0 to 1.1 us in the six processes of h200-sxm-x4, see its provenance.) So several tell, one
+Processes differ in it, and by 3 % in how closely kernels follow each other at all. (On H200s it is nothing with
+one stream, and with two 1.0 to 1.1 us in the six processes of h200-sxm-x4, see its provenance.) So several tell, one
 after the other.
 """
 
@@ -33,7 +33,12 @@ TOKENS, WIDTH = 256, 1024  # of the layer whose kernels are spaced
 
 
 def waiting_spacings_s(advance: Callable[[], None]) -> list[list[float]]:
-    """By process: seconds from kernel to kernel while 0 to :data:`MOST_WAITING` streams wait. advance: after each one.
+    """Return, by process, seconds from kernel to kernel while 0 to :data:`MOST_WAITING` streams wait.
+
+    Parameters
+    ----------
+    advance : callable
+        Is called after each process.
 
     Raises
     ------
@@ -49,7 +54,7 @@ def waiting_spacings_s(advance: Callable[[], None]) -> list[list[float]]:
 
 
 def waiting_gaps_s(spacings_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """What a kernel takes more beside one stream, two, ...: the mean over the processes.
+    """Return what a kernel takes more while one stream waits, two, ...: the mean over the processes.
 
     >>> waiting_gaps_s([[2.0, 2.0, 3.0], [2.0, 1.5, 4.0]])
     (0.0, 1.5)
@@ -83,10 +88,10 @@ def _spacings_s() -> list[float]:
 
     stream, calls = CudaStream(), _layer()
     found_s: list[list[float]] = [[] for _ in range(MOST_WAITING + 1)]
-    for _ in range(ROUNDS):  # in turns: what else changes with time meets all alike
+    for _ in range(ROUNDS):  # in turns: what else changes with time meets all equally
         for waiting, samples_s in enumerate(found_s):
-            beside = [torch.cuda.Stream() for _ in range(waiting)]
-            samples_s.append(_spacing_s(stream, calls, beside))
+            others = [torch.cuda.Stream() for _ in range(waiting)]
+            samples_s.append(_spacing_s(stream, calls, others))
     return [statistics.median(samples_s) for samples_s in found_s]
 
 
@@ -103,8 +108,8 @@ def _layer() -> list[Callable[[], object]]:
     ]
 
 
-def _spacing_s(stream: Stream, calls: Sequence[Callable[[], object]], beside: Sequence[torch.cuda.Stream]) -> float:
-    """Seconds from kernel to kernel of a stream whose end the others wait for."""
+def _spacing_s(stream: Stream, calls: Sequence[Callable[[], object]], others: Sequence[torch.cuda.Stream]) -> float:
+    """Return seconds from kernel to kernel of a stream whose end the others wait for."""
     import torch
 
     stream.drain()
@@ -113,7 +118,7 @@ def _spacing_s(stream: Stream, calls: Sequence[Callable[[], object]], beside: Se
     for index in range(KERNELS):
         calls[index % len(calls)]()
     last = stream.mark()
-    for each in beside:
+    for each in others:
         each.wait_event(last)
         with torch.cuda.stream(each):
             calls[-1]()

@@ -49,7 +49,7 @@ KIND_OF_KERNEL = {
 
 
 def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling]:
-    """One coupling a kind, fitted to its pairs with the smallest and the largest all_reduce and the largest all_gather.
+    """Fit one coupling a kind to its pairs with the smallest and the largest all_reduce and the largest all_gather.
 
     The other pairs with rings are held out: they only say how well it does. Messages between two ranks have couplings
     of their own.
@@ -61,9 +61,9 @@ def fit_couplings(records: Mapping[str, ContentionRecord]) -> dict[str, Coupling
 
 
 def fit_message_couplings(records: Mapping[str, ContentionRecord]) -> dict[Role, dict[str, Coupling]]:
-    """One coupling a role and a kind, fitted to all its pairs: a long and a short message.
+    """Fit one coupling a role and a kind to all its pairs: a long and a short message.
 
-    Beside a receive that waits nothing moves, so what slows a kernel is all that there is.
+    During a receive that waits nothing moves, so what slows a kernel is all that there is.
     """
     moving: dict[Role, dict[str, Coupling]] = {
         role: {
@@ -77,19 +77,21 @@ def fit_message_couplings(records: Mapping[str, ContentionRecord]) -> dict[Role,
 
 
 def _by_kind(
-    records: Mapping[str, ContentionRecord], beside: Collection[str]
+    records: Mapping[str, ContentionRecord], partners: Collection[str]
 ) -> dict[str, dict[str, ContentionRecord]]:
-    """Of kernels that stand for kinds of operators, the pairs with these collectives, or in these roles."""
+    """Group pairs by the kind of operators that their kernel stands for: those with these collectives, or in these
+    roles.
+    """
     found: dict[str, dict[str, ContentionRecord]] = {}
     for key, record in records.items():
         kernel, collective = key.split()[:2]
-        if kernel in KIND_OF_KERNEL and collective in beside:
+        if kernel in KIND_OF_KERNEL and collective in partners:
             found.setdefault(KIND_OF_KERNEL[kernel], {})[key] = record
     return dict(sorted(found.items()))
 
 
 def _steady(records: Iterable[ContentionRecord]) -> Coupling:
-    """Of what neither slows a collective nor keeps it waiting, as kernels that do nothing."""
+    """Return the coupling of what neither slows a collective nor keeps it waiting, as kernels that do nothing."""
     known = list(records)
     return Coupling(
         compute_factor=max(float(np.median([record.compute_factor for record in known])), 1.0),
@@ -101,10 +103,10 @@ def _steady(records: Iterable[ContentionRecord]) -> Coupling:
 
 
 def fit_own_couplings(records: Mapping[str, Mapping[str, ContentionRecord]]) -> dict[str, Coupling]:
-    """One coupling a kernel key, fitted to all its pairs with collectives, which are by collective key.
+    """Fit one coupling a kernel key to all its pairs with collectives, which are by collective key.
 
-    A long and a short collective tell the three values apart: what waits for a tail weighs little beside the long one,
-    and most beside the short one.
+    A long and a short collective tell the three values apart: what waits for a tail weighs little in the long one,
+    and most in the short one.
     """
     known = {key: [each for name, each in pairs.items() if not _is_waiting(name)] for key, pairs in records.items()}
     return {key: _fit(pairs, []) for key, pairs in known.items() if pairs}
@@ -113,7 +115,7 @@ def fit_own_couplings(records: Mapping[str, Mapping[str, ContentionRecord]]) -> 
 def fit_own_message_couplings(
     records: Mapping[str, Mapping[str, ContentionRecord]],
 ) -> dict[Role, dict[str, Coupling]]:
-    """Likewise beside a receive that waits."""
+    """Fit one coupling a kernel key to its pairs with a receive that waits."""
     known = {key: [each for name, each in pairs.items() if _is_waiting(name)] for key, pairs in records.items()}
     found = {key: _steady(pairs) for key, pairs in known.items() if pairs}
     return {WAIT: found} if found else {}
@@ -154,14 +156,14 @@ def _fit(fitted: list[ContentionRecord], others: list[ContentionRecord], is_one:
 
 
 def _around(start: tuple[float, ...]) -> list[tuple[float, ...]]:
-    """The start, and a point away from it in each direction, none of them out of bounds."""
+    """Return the start, and a point away from it in each direction, none of them out of bounds."""
     steps = (0.1, 0.15, -0.3 * start[2])
     return [start, *(tuple(x + step * (i == j) for j, x in enumerate(start)) for i, step in enumerate(steps))]
 
 
 def _fitted(pairs: Iterable[str]) -> list[str]:
-    """Keys (``gemm_fp32_4096 all_reduce 4 float32 26214400``) of the smallest and the largest all_reduce, and of the
-    largest all_gather.
+    """Return keys (``gemm_fp32_4096 all_reduce 4 float32 26214400``) of the smallest and the largest all_reduce, and of
+    the largest all_gather.
     """
     sizes = {key: int(key.split()[4]) for key in pairs}
     reduces = sorted((key for key in sizes if key.split()[1] == "all_reduce"), key=lambda key: sizes[key])
@@ -175,7 +177,7 @@ def coupling_error(
     is_one: bool = True,
     nearby: Sequence[float] = (1.0,),
 ) -> float:
-    """Mean relative error of the slowed times of kernel and collective.
+    """Return the mean relative error of the slowed times of kernel and collective.
 
     nearby: times the collective's own, over which loops are averaged. How many collectives fit into a kernel jumps with
     their time in loops as even as these, where real ones vary.

@@ -33,7 +33,7 @@ MEMORY_CURVE = "pointwise"  # the curve that knows the memory best, and its best
 MEMORY_LABEL = "vectorised"
 ANCHORED = ("memory_bytes_per_s", "cache_bytes_per_s", "cache_bytes", "ramp_s")
 ANCHORED_PRIOR = 0.1
-ARITHMETIC_FORMS = ("gemm", "convolution", "attention")  # what they move is a small and uncertain part; not anchored
+ARITHMETIC_FORMS = ("gemm", "convolution", "attention")  # what they move is small and uncertain; not anchored
 
 Anchors = Mapping[str, float]
 Positions = NDArray[np.intp]
@@ -46,7 +46,7 @@ def fit_curves(
     known: Mapping[str, CurveRecord] | None = None,
     changed: Iterable[str] = (),
 ) -> dict[str, CurveRecord]:
-    """One curve for each group of calls that has enough points, with the range of what it was fitted on.
+    """Fit one curve to each group of calls that has enough points, and keep the range of what it was fitted on.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def fit_curves(
 
 
 def fitted_ranges(form: Form, calls: Calls) -> dict[str, tuple[float, float]]:
-    """Least and most of each coordinate of the form among the calls."""
+    """Return least and most of each coordinate of the form among the calls."""
     columns = {name: calls.numbers[name] for name in form.coordinates}
     return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}
 
@@ -108,7 +108,7 @@ def _points(
 
 
 def _anchors(memory: CurveRecord | None) -> Anchors:
-    """What is known of the device's memory from the curve that knows it best."""
+    """Return what is known of the device's memory from the curve that knows it best."""
     if memory is None:
         return {}
     found = memory.parameters
@@ -138,8 +138,14 @@ def fit_curve(form: Form, calls: Calls, time_s: Array, anchors: Anchors | None =
 class _Problem:
     """A least-squares problem in the logarithms of a form's parameters.
 
-    keys: of the parameters. starts, priors: what each logarithm is pulled to, and how weakly. general: position of the
-    general value that a label's logarithm is a deviation from, or -1.
+    Parameters
+    ----------
+    keys : list of str
+        Names of the parameters.
+    starts, priors : array
+        What each logarithm is pulled to, and how weakly.
+    general : list of int
+        Position of the general value that a label's logarithm is a deviation from, or -1.
     """
 
     form: Form
@@ -171,7 +177,7 @@ class _Problem:
         return cls(form, calls, time_s, keys, np.array(values), np.array(priors), general)
 
     def of_points(self, chosen: Positions) -> _Problem:
-        """The same problem with some of the points."""
+        """Return the same problem with some of the points."""
         return _Problem(
             self.form, self.calls.take(chosen), self.time_s[chosen], self.keys, self.starts, self.priors, self.general
         )
@@ -183,7 +189,7 @@ class _Problem:
         }
 
     def residuals(self, logs: Array) -> Array:
-        """Of the points, bounded as by a soft L1 loss, then of the pulls."""
+        """Return residuals of the points, bounded as by a soft L1 loss, then those of the pulls."""
         predicted = form_time_s(self.form, self.parameters(logs), self.calls)
         errors = np.log(predicted / self.time_s) / TARGET_ERROR
         bounded = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
@@ -201,7 +207,7 @@ class _Problem:
         return result.x, result.jac, float(result.cost)
 
     def _beginnings(self) -> list[Array]:
-        """The starting values, and some way off in random directions: waves of tiles have local minima."""
+        """Return the starting values, and some way off in random directions: waves of tiles have local minima."""
         draw = np.random.default_rng(0)
         return [self.starts, *(self.starts + draw.normal(0, self.priors / 2) for _ in range(BEGINNINGS - 1))]
 
@@ -226,7 +232,7 @@ class _Problem:
 def _leftover_correction(
     form: Form, calls: Calls, time_s: Array, parameters: Mapping[str, float]
 ) -> tuple[Correction, Array]:
-    """The interpolation of what the form leaves over, and its leave-one-out errors."""
+    """Return the interpolation of what the form leaves over, and its leave-one-out errors."""
     leftovers = np.log(time_s / form_time_s(form, parameters, calls))
     if not form.coordinates:
         return no_correction(), leftovers
@@ -234,7 +240,7 @@ def _leftover_correction(
 
 
 def held_out_errors(problem: _Problem, logs: Array) -> Array:
-    """log(predicted / measured) of each point, predicted from the folds it is not in."""
+    """Return log(predicted / measured) of each point, predicted from the folds it is not in."""
     form, points = problem.form, len(problem.calls)
     folds = min(FOLDS, points)
     errors = np.zeros(points)
@@ -251,7 +257,7 @@ def held_out_errors(problem: _Problem, logs: Array) -> Array:
 
 
 def _statistics(errors: Array) -> dict[str, float]:
-    """Relative errors: median and 90 % quantile of their size, the worst, and the mean with its sign (bias)."""
+    """Return relative errors: median and 90 % quantile of their size, the worst, and the mean with its sign (bias)."""
     relative = np.expm1(errors)
     sizes = np.abs(relative)
     return {

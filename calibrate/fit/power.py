@@ -2,7 +2,7 @@
 
     phi    least squares of t / t_full - 1 = phi (full clock / clock - 1) over a kind's loops
     P      of a kind alone: P_0 + (draw - P_0) / (1 - phi + phi r^3) at the clock ratio r it kept
-    P      of products: that with which the model, which knows clocks from draws only, gives the loops' times best
+    P      of GEMMs:   that with which the model, which knows clocks from draws only, gives the loops' times best
 
 A loop's clock and draw are of moments; times are not. t_full: of a kind that alone keeps the full clock, what it takes
 there, hot; else as kernel keys are timed.
@@ -35,7 +35,7 @@ class _Point(NamedTuple):
 def fit_power(
     readings: Mapping[str, PowerReading], idle_w: float, limit_w: float, full_clock_hz: float
 ) -> tuple[dict[str, PowerKind], float]:
-    """The kinds of work, and the root mean square by which times of loops differ from the fit, relative.
+    """Return the kinds of work, and the root mean square by which times of loops differ from the fit, relative.
 
     Without readings of :data:`~perfmodel.cost.power.PRODUCT` alone there is nothing to fit to: no kinds.
     """
@@ -67,7 +67,7 @@ def fit_power(
 
 
 def fitted(power: Power) -> Power:
-    """The same readings with kinds fitted to them; as it is where limit or full clock are not known."""
+    """Return the same readings with kinds fitted to them; as it is where limit or full clock are not known."""
     if power.limit_w is None or power.full_clock_hz is None:
         return power
     kinds, spread = fit_power(power.readings, power.idle_w, power.limit_w, power.full_clock_hz)
@@ -100,7 +100,7 @@ def _times_s(
     idle_w: float,
     limit_w: float,
 ) -> Iterator[tuple[float, float]]:
-    """As modelled and as read, of the kind and of the products in its loop."""
+    """Yield the seconds as modelled and as read, of the kind and of the GEMMs in its loop."""
     counts = [(name, loop.calls), *([(PRODUCT, loop.products)] if loop.products else [])]
     loads = [
         Load(count * full_s[each], count * full_s[each] * (kinds[each].draw_w - idle_w), kinds[each].clock_share)
@@ -117,7 +117,7 @@ def _alone(reading: PowerReading) -> PowerLoop | None:
 
 
 def full_times_s(readings: Mapping[str, PowerReading], full_clock_hz: float) -> dict[str, float]:
-    """By kind, what a call takes at the full clock: see the module."""
+    """Return, by kind, what a call takes at the full clock: see the module."""
     return {name: _full_s(name, reading, full_clock_hz) for name, reading in readings.items()}
 
 
@@ -130,7 +130,7 @@ def _full_s(name: str, reading: PowerReading, full_clock_hz: float) -> float:
 def _clock_shares(
     readings: Mapping[str, PowerReading], full_s: Mapping[str, float], full_clock_hz: float
 ) -> dict[str, float]:
-    """By kind; 0 for one that was never seen at a lowered clock."""
+    """Return shares by kind; 0 for one that was never seen at a lowered clock."""
     points = list(_points(readings, full_s, full_clock_hz))
     found = {}
     for name in readings:

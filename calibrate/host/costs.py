@@ -45,14 +45,15 @@ def measure_host(
     kept: HostPieces | None = None,
     is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, HostRecord]:
-    """The general host records of this machine, all at the median speed its host had meanwhile (key ``reference``).
+    """Return the general host records of this machine, all at the median speed its host had meanwhile (key
+    ``reference``).
 
     Parameters
     ----------
     device : str
         ``cuda`` or ``cpu``.
     progress : callable, optional
-        Told what is being measured, how much is done, and of how much.
+        Is given what is being measured, how much is done, and of how much.
     kept : HostPieces, optional
         What an earlier run measured, which is not measured again; it is saved after each piece, and in the end says how
         many were left out.
@@ -108,7 +109,7 @@ def measure_host_keys(
     allow_import: bool = False,
     own_batch: bool = False,
 ) -> dict[str, HostRecord]:
-    """Host records of the trace's own modules and optimizer that are not ``known`` yet.
+    """Return host records of the trace's own modules and optimizer that are not ``known`` yet.
 
     Each module class that runs as a whole (a transformer block, say) is timed alone, forward and backward, on few
     samples or on its own batch; what contains such modules is timed with them replaced by their results, never the
@@ -131,8 +132,9 @@ def measure_host_keys(
 
 
 def measure_host_lists(trace: Trace, device: str, known: dict[str, HostRecord]) -> dict[str, HostRecord]:
-    """Host records of the trace's loops over parameters alone, at the speed of the known reference. For what a rank
-    with several parts of a pipeline runs over all of them, the modules of each of which are measured by themselves.
+    """Return host records of the trace's loops over parameters alone, at the speed of the known reference.
+
+    A rank with several stages of a pipeline runs them over all its stages, whose modules are measured stage by stage.
     """
     with no_collection():
         reference = HostReference(device, known[REFERENCE].time_s if REFERENCE in known else None)
@@ -154,7 +156,7 @@ class ExampleCalls:
         self._made: tuple[tuple[str, ...], list[Case]] | None = None
 
     def sweep(self, flags: tuple[str, ...]) -> None:
-        """Every example, a few different ones in turn, other ones together in every sweep."""
+        """Time every example, a few different ones in turn, other ones together in every sweep."""
         cases = list(self._cases(flags))
         random.shuffle(cases)
         with self._mode(flags):
@@ -165,7 +167,7 @@ class ExampleCalls:
         self.kept.keep(" ".join(flags), cases)
 
     def time_operators(self, flags: tuple[str, ...], number: int) -> None:
-        """Those by themselves whose time the records are without; of one in so many examples."""
+        """Time by themselves the operators whose time records leave out, for one in so many examples."""
         cases = self._cases(flags)[number::OPERATOR_PIECES]
         with self._mode(flags):
             for case in cases:
@@ -174,7 +176,7 @@ class ExampleCalls:
                     self.times.total(work.calls)
 
     def records(self, flags: tuple[str, ...]) -> dict[str, HostRecord]:
-        """Of all sweeps."""
+        """Return the records of all sweeps."""
         cases = self._cases(flags)
         with self._mode(flags):
             found = call_records(cases, flags, self.times)
@@ -186,7 +188,7 @@ class ExampleCalls:
             yield
 
     def _cases(self, flags: tuple[str, ...]) -> list[Case]:
-        """The examples under these flags, with the samples taken so far."""
+        """Return the examples under these flags, with the samples taken so far."""
         if self._made is None or self._made[0] != flags:
             with self._mode(flags):
                 cases = [self._make(each, NO_GRAD not in flags) for each in examples()]
@@ -201,7 +203,7 @@ class ExampleCalls:
         return Case(example.title, copies, observe(copies[0], with_grad, self.times.is_needed))
 
     def sample_forward(self, cases: list[Case]) -> None:
-        """The first round brings the code into the caches, as the first block of a model does.
+        """Time forward calls. The first round brings the code into the caches, as the first block of a model does.
 
         All rounds lie between two reference runs: these few milliseconds have one speed, and a run in between would
         push the code out again.
@@ -217,7 +219,7 @@ class ExampleCalls:
         self.reference.beat()
 
     def sample_backward(self, cases: list[Case]) -> None:
-        """All graphs are made before: a step does not alternate between forward and backward either."""
+        """Time backward calls. All graphs are made before: a step does not alternate with forward either."""
         cases = [case for case in cases if case.seen.nodes]
         graphs = [
             [[differentiable(call())[0] for call in case.copies] for case in cases] for _ in range(1 + BACKWARD_ROUNDS)

@@ -50,7 +50,7 @@ class Tensors:
 
 
 def on_rows(function: Callable[[torch.Tensor], Any]) -> Make:
-    """A call of one [batch, length, width] tensor."""
+    """Return a call of one [batch, length, width] tensor."""
 
     def make(tensors: Tensors) -> Callable[[], Any]:
         x = tensors.rows()
@@ -60,7 +60,7 @@ def on_rows(function: Callable[[torch.Tensor], Any]) -> Make:
 
 
 def on_two(function: Callable[[torch.Tensor, torch.Tensor], Any]) -> Make:
-    """A call of two such tensors."""
+    """Return a call of two such tensors."""
 
     def make(tensors: Tensors) -> Callable[[], Any]:
         x, y = tensors.rows(), tensors.rows()
@@ -84,11 +84,11 @@ def _view_often(x: torch.Tensor) -> torch.Tensor:
 
 
 def _stack(leaves: int) -> Make:
-    """A stack of ``MANY`` tensors, so many of which want a gradient."""
+    """Return a stack of ``MANY`` tensors, so many of which want a gradient."""
 
     def make(tensors: Tensors) -> Callable[[], Any]:
-        parts = [tensors.plain(WIDTH).requires_grad_(index < leaves) for index in range(MANY)]
-        return lambda: torch.stack(parts)
+        stacked = [tensors.plain(WIDTH).requires_grad_(index < leaves) for index in range(MANY)]
+        return lambda: torch.stack(stacked)
 
     return make
 
@@ -109,7 +109,7 @@ def _flat_linear(tensors: Tensors) -> Callable[[], Any]:
 
 
 def _linear_of_data(tensors: Tensors) -> Callable[[], Any]:
-    """Its input wants no gradient, so under autocast it is cast in every call."""
+    """Return a linear layer's call whose input wants no gradient, so that under autocast it is cast in every call."""
     x, weight = tensors.plain(BATCH, LENGTH, WIDTH), tensors.leaf(WIDTH, WIDTH)
     return lambda: functional.linear(x, weight)
 
@@ -222,7 +222,9 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Every example; those that make other calls first, or run several autograd nodes, come after examples of these."""
+    """Return every example; those that make other calls first, or run several autograd nodes, come after examples of
+    these.
+    """
     found: dict[str, Make] = {
         "view": on_rows(lambda x: x.view(BATCH * LENGTH, WIDTH)),
         "many views": on_rows(_view_often),

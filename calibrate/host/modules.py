@@ -65,7 +65,7 @@ def measure_pieces(
     allow_import: bool,
     own_batch: bool,
 ) -> dict[str, HostRecord]:
-    """Forward and backward records of every distinct unit and container of the trace that has none.
+    """Return forward and backward records of every distinct unit and container of the trace that has none.
 
     own_batch: on the trace's batch, and under keys that say so, since libraries choose other kernels for few samples;
     else on few.
@@ -78,7 +78,7 @@ def measure_pieces(
         scenario = _built_scenario(trace, precision, device, own_batch)
         stack.enter_context(precision_switches(scenario))
         stack.enter_context(out_of_memory_passes())
-        bench = _Bench(trace, scenario, device, times, reference, allow_import, own_batch)
+        bench = ModuleBench(trace, scenario, device, times, reference, allow_import, own_batch)
         for (piece, accumulates), records in zip(wanted, bench.measure(wanted), strict=True):
             for direction, value in records.items():
                 key = piece_key(direction, piece, trace.workload, bench.flags, accumulates, own_batch)
@@ -91,7 +91,7 @@ Wanted = list[tuple[Piece, bool]]
 
 
 def _wanted(trace: Trace, flags: tuple[str, ...], known: dict[str, HostRecord], own_batch: bool) -> Wanted:
-    """One of each kind. The flag: its gradients are added to those of an earlier micro-batch."""
+    """Return one piece of each kind, and whether its gradients are added to those of an earlier micro-batch."""
     structure = structure_of(trace)
     found: dict[str, tuple[Piece, bool]] = {}
     for piece in structure.pieces:
@@ -104,24 +104,24 @@ def _wanted(trace: Trace, flags: tuple[str, ...], known: dict[str, HostRecord], 
 
 
 def _built_scenario(trace: Trace, precision: str, device: str, own_batch: bool) -> Scenario:
-    """The trace's scenario in this precision (TF32 is traced as fp32), on few samples or its own batch, and with few
-    layers where it is large. That of a part of a pipeline has what makes it that part around it.
+    """Return the trace's scenario in this precision (TF32 is traced as fp32), on few samples or its own batch, and with
+    few layers where it is large. A stage of a pipeline gets the neighbours that make it that stage.
     """
     section = trace.workload["model"]
     if section.get("family") is not None:
         section = {name: value for name, value in section.items() if name not in TARGET_KEYS}
     given = {**trace.workload, "model": section, "precision": precision, "hardware": {"profile": "any"}}
-    part, is_large = given.pop("part", None), _parameter_bytes(trace) > MODEL_BYTES[device]
-    if part is not None:
+    stage, is_large = given.pop("part", None), _parameter_bytes(trace) > MODEL_BYTES[device]
+    if stage is not None:
         checkpointing = trace.workload["training"]["activation_checkpointing"]
-        layers = layers_around(part, checkpointing, FEW_LAYERS if is_large else None)
+        layers = layers_around(stage, checkpointing, FEW_LAYERS if is_large else None)
         given["model"] = section | {"layers": sum(layers)}
         given["parallelism"] = {"pp": {"stages": len(layers), "micro_batches": 1, "layers": layers}}
     scenario = Scenario.model_validate(given)
     samples = scenario.batch.size if own_batch else min(scenario.batch.size, FEW_SAMPLES)
     batch = scenario.batch.model_copy(update={"size": samples})
     model = scenario.model
-    if is_large and part is None and model.layers is not None:
+    if is_large and stage is None and model.layers is not None:
         model = model.model_copy(update={"layers": min(model.layers, FEW_LAYERS)})
     return scenario.model_copy(update={"batch": batch, "model": model})
 
@@ -142,7 +142,7 @@ class _Samples:
     around_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def records(self, work: _Work, times: OperatorTimes) -> dict[str, HostRecord]:
-        """By direction, less the operators' own seconds where these are counted elsewhere."""
+        """Return records by direction, less the operators' own seconds where these are counted elsewhere."""
         outside = [work.seen.loose, *(each for _, each in work.seen.calls)]
         forward = record(self.forward_s, sum(times.total(each.calls) for each in outside))
         cold_s = max(statistics.median(self.cold_s), 0.0) if self.cold_s else 0.0
@@ -177,7 +177,7 @@ class _Timer:
             self.run(self.samples if index >= WARM_UP else _Samples())
 
 
-class _Bench:
+class ModuleBench:
     """The trace's model on the device, and what its modules were called with."""
 
     def __init__(
@@ -197,13 +197,15 @@ class _Bench:
         self.with_grad = NO_GRAD not in self.flags
         structure = structure_of(trace)
         self.directions = structure.directions(structure.pieces[0].segment)
-        part = trace.workload.get("part")
+        stage = trace.workload.get("part")
         with torch.device(device):
-            if part is None:
+            if stage is None:
                 self.model = build_module(self.scenario, allow_import)
             else:
-                self.model = build_stage(self.scenario, part["is_first"])
-        self.inputs = make_inputs(self.scenario, device) if part is None else stage_inputs(self.model, scenario, device)
+                self.model = build_stage(self.scenario, stage["is_first"])
+        self.inputs = (
+            make_inputs(self.scenario, device) if stage is None else stage_inputs(self.model, scenario, device)
+        )
         pieces = [piece for piece in structure.pieces if piece.module >= 0]
         names = {trace.modules[piece.module][0] for piece in pieces}
         step = self._step(self.model, None)
@@ -229,25 +231,23 @@ class _Bench:
         return step.module(**self.inputs) if step.loss is None else step.loss(step.module, self.inputs)
 
     def _largest_unit(self, names: list[str]) -> Callable[[], list[torch.Tensor]]:
-        """A forward of (a copy of) the unit with the most modules: what surrounds most other code of the model."""
+        """Return a forward of (a copy of) the unit with the most modules, which surrounds most other code."""
         known = [name for name in names if name in self.captured]
         if not known:
             return lambda: []
         name = max(known, key=lambda name: len(list(self.model.get_submodule(name).modules())))
-        part, captured = copy.deepcopy(self.model.get_submodule(name)), self.captured[name]
+        module, captured = copy.deepcopy(self.model.get_submodule(name)), self.captured[name]
 
         def forward() -> list[torch.Tensor]:
-            part.zero_grad()
+            module.zero_grad()
             with self._mode():
                 arguments, keywords = fresh(captured.given)
-                return differentiable(part(*arguments, **keywords))[:1]
+                return differentiable(module(*arguments, **keywords))[:1]
 
         return forward
 
     def _prepare(self, direction: str) -> None:
-        """A reference run, which also brings the processor to where it is when a step gets here: past a step's other
-        code, within a model's.
-        """
+        """Run the reference, then other code of the model, as a step has run it when it gets here."""
         self.reference.beat()
         roots = self._around()
         if direction != FORWARD and roots:
@@ -271,51 +271,51 @@ class _Bench:
         if name not in self.captured:
             return None
         if piece.kind == "unit":
-            alike = [each for each in self.occurrences[piece.text(self.own_batch)] if each in self.captured]
-            return self._unit_timer(alike, accumulates)
+            equal = [each for each in self.occurrences[piece.text(self.own_batch)] if each in self.captured]
+            return self._unit_timer(equal, accumulates)
         return self._own_timer(name)
 
     def _observe(self, name: str) -> _Work:
-        part, (arguments, keywords) = self.model.get_submodule(name), fresh(self.captured[name].given)
+        module, (arguments, keywords) = self.model.get_submodule(name), fresh(self.captured[name].given)
         with self._mode():
-            return self._seen(lambda: part(*arguments, **keywords), part, one_root=False)
+            return self._seen(lambda: module(*arguments, **keywords), module, one_root=False)
 
-    def _seen(self, function: Callable[[], Any], part: torch.nn.Module, one_root: bool) -> _Work:
+    def _seen(self, function: Callable[[], Any], module: torch.nn.Module, one_root: bool) -> _Work:
         keeps = self.times.is_needed
         if BACKWARD_INPUT in self.directions:
-            return _Work(*observe_halves(function, list(part.parameters()), keeps))
+            return _Work(*observe_halves(function, list(module.parameters()), keeps))
         seen = observe(function, self.with_grad, keeps, one_root)
         return _Work(seen, {BACKWARD: [work for _, work in seen.nodes]} if self.with_grad else {})
 
     def _run_backward(self, roots: list[torch.Tensor], parameters: list[torch.nn.Parameter]) -> dict[str, float]:
-        """Seconds by direction."""
+        """Run backward, and return its seconds by direction."""
         if BACKWARD_INPUT in self.directions:
             return time_halves(roots, parameters, self.device)
         return {BACKWARD: time_backward(roots, self.device)}
 
     def _unit_timer(self, names: list[str], accumulates: bool) -> _Timer:
-        """All modules of one kind, as many as the launch queue takes."""
+        """Return the timer of all modules of one kind, as many as the launch queue takes."""
         work = self._observe(names[0])
         backward = sum(len(each.operators) for nodes in work.nodes.values() for each in nodes)
         names = names[: max(1, MOST_LAUNCHES // max(1, work.seen.launches - backward, backward))]
         return _Timer(work, lambda samples: self._run_unit(names, accumulates, samples))
 
     def _run_unit(self, names: list[str], accumulates: bool, samples: _Samples) -> None:
-        """A chain where each takes what the one before returned, as blocks do; else one after another."""
-        parts = [self.model.get_submodule(name) for name in names]
+        """Run modules as a chain if each takes what the one before returned, as blocks do; else one after another."""
+        modules = [self.model.get_submodule(name) for name in names]
         given = [fresh(self.captured[name].given) for name in names]
-        for part in parts:
-            for parameter in part.parameters():
+        for module in modules:
+            for parameter in module.parameters():
                 parameter.grad = torch.zeros_like(parameter) if accumulates and parameter.requires_grad else None
         is_chain = all(is_chainable(self.captured[name]) for name in names)
-        began_s: list[float] = []  # of each part
-        row = (chained if is_chain else separate)(parts, given, lambda: began_s.append(time.perf_counter()))
+        began_s: list[float] = []  # of each module
+        row = (chained if is_chain else separate)(modules, given, lambda: began_s.append(time.perf_counter()))
         forward_s = self._time_forward(row, samples, began_s)
-        parameters = [each for part in parts for each in part.parameters()]
-        self._time_backward(forward_s, parameters, len(parts), samples)
+        parameters = [each for module in modules for each in module.parameters()]
+        self._time_backward(forward_s, parameters, len(modules), samples)
 
     def _time_forward(self, forward: Callable[[], list[Any]], samples: _Samples, began_s: list[float]) -> list[Any]:
-        """Runs a row of modules; returns their results."""
+        """Run a row of modules, and return their results."""
         self._prepare("forward")
         with self._mode():
             synchronize(self.device)
@@ -329,7 +329,7 @@ class _Bench:
     def _time_backward(
         self, results: list[Any], parameters: list[torch.nn.Parameter], count: int, samples: _Samples
     ) -> None:
-        """Of ``count`` modules together, which have these parameters."""
+        """Time the backward of ``count`` modules together, which have these parameters."""
         roots = [tensor for result in results for tensor in differentiable(result)[:1]]
         results.clear()
         if not roots:
@@ -352,9 +352,9 @@ class _Bench:
         )
 
     def _own_parameters(self, name: str) -> list[torch.nn.Parameter]:
-        """Of a container, those of no submodule that is measured by itself."""
+        """Return the parameters of a container that are in no submodule that is measured by itself."""
         inside = [self.model.get_submodule(other) for other in self.captured if _is_inside(other, name)]
-        others = {id(each) for part in inside for each in part.parameters()}
+        others = {id(each) for module in inside for each in module.parameters()}
         return [each for each in self.model.get_submodule(name).parameters() if id(each) not in others]
 
     def _own_timer(self, name: str) -> _Timer:
@@ -363,14 +363,14 @@ class _Bench:
         return _Timer(work, lambda samples: self._run_own(name, samples))
 
     def _run_own(self, name: str, samples: _Samples) -> None:
-        """A container without what its submodules cost."""
-        part, captured = self.model.get_submodule(name), self.captured[name]
+        """Run a container without what its submodules cost."""
+        module, captured = self.model.get_submodule(name), self.captured[name]
         with self._stubs(name) as stubs:
             arguments, keywords = fresh(captured.given)
             self._prepare("forward")
             with self._mode():
                 synchronize(self.device)
-                seconds, result = timed(lambda: part(*arguments, **keywords))
+                seconds, result = timed(lambda: module(*arguments, **keywords))
                 self.reference.note(samples.forward_s, seconds - timed(stubs.repeat_calls)[0])
             self._time_backward([result], self._own_parameters(name), 1, samples)
 
@@ -395,7 +395,7 @@ class _Bench:
 
 
 def _run_step(step: TrainingStep) -> dict[str, float]:
-    """Host seconds of the first forward, and of what follows it, by phase."""
+    """Return host seconds of the first forward, and of what follows it, by phase."""
     phases: list[str] = []
     marks_s: list[float] = []
 

@@ -56,19 +56,19 @@ Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 def list_prefixes() -> tuple[str, ...]:
-    """Of all loops whose general records :func:`measure_list` measures."""
+    """Return the prefixes of all loops whose general records :func:`measure_list` measures."""
     return (ZERO_GRAD, CLIP, SCALER, SCALE, *IMPLEMENTATIONS)
 
 
 def measure_list(prefix: str, device: str, times: OperatorTimes, reference: HostReference) -> dict[str, HostRecord]:
     """``a`` under the prefix and ``b`` under ``<prefix> parameter`` of seconds = a + b n."""
-    return _measure_line(prefix, _Bench(device, times, reference, FEW_LAYERS))
+    return _measure_line(prefix, LoopBench(device, times, reference, FEW_LAYERS))
 
 
 def measure_trace_lists(
     trace: Trace, device: str, known: dict[str, HostRecord], times: OperatorTimes, reference: HostReference
 ) -> dict[str, HostRecord]:
-    """The loops of the trace's phases on its own parameters, sizes included where they fit; tiny ones where not."""
+    """Measure the loops of the trace's phases on its own parameters, with their sizes where they fit, else tiny."""
     parameters = [parameter for parameter in trace.parameters if parameter.requires_grad]
     if not parameters or trace.workload.get("mode") == "forward":
         return {}
@@ -83,7 +83,7 @@ def measure_trace_lists(
     if trace.workload.get("precision") == "amp-fp16":
         prefixes.append(SCALER)
     calls = int(np.count_nonzero(trace.steady.kind == EventKind.CALL_ENTER))
-    bench = _Bench(device, times, reference, min(max(calls // LAYER_CALLS, FEW_LAYERS), MOST_LAYERS))
+    bench = LoopBench(device, times, reference, min(max(calls // LAYER_CALLS, FEW_LAYERS), MOST_LAYERS))
     found: dict[str, HostRecord] = {}
     for prefix in prefixes:
         key = list_key(prefix, trace.parameters)
@@ -93,7 +93,7 @@ def measure_trace_lists(
     return found
 
 
-def _measure_line(prefix: str, bench: _Bench) -> dict[str, HostRecord]:
+def _measure_line(prefix: str, bench: LoopBench) -> dict[str, HostRecord]:
     seconds, spreads = [], []
     for count in COUNTS:
         values_s, operators_s = bench.time(prefix, [((TINY,), torch.float32)] * count)
@@ -107,14 +107,14 @@ def _measure_line(prefix: str, bench: _Bench) -> dict[str, HostRecord]:
     }
 
 
-class _Bench:
+class LoopBench:
     """Times loops over parameters where they stand in a step: after backward; zero_grad after the optimizer."""
 
     def __init__(self, device: str, times: OperatorTimes, reference: HostReference, layers: int) -> None:
         self.device, self.times, self.reference, self.layers = device, times, reference, layers
 
     def time(self, prefix: str, shapes: Shapes) -> tuple[list[float], float]:
-        """Samples of one run of the loop, and the seconds of its operators."""
+        """Return samples of one run of the loop, and the seconds of its operators."""
         parameters = [nn.Parameter(torch.randn(shape, device=self.device).to(dtype)) for shape, dtype in shapes]
         loop = loop_of(prefix, parameters, self.device)
         before = torch.optim.AdamW(parameters).step if prefix == ZERO_GRAD else lambda: None
@@ -139,7 +139,7 @@ def give_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def loop_of(prefix: str, parameters: list[nn.Parameter], device: str) -> Callable[[], Any]:
-    """What is timed under ``prefix``."""
+    """Return what is timed under ``prefix``."""
     if prefix == ZERO_GRAD:
         optimizer = torch.optim.SGD(parameters)
         return lambda: optimizer.zero_grad(set_to_none=True)

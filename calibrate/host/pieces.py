@@ -75,7 +75,7 @@ class HostPieces(BaseModel):
         return bool(self.finished or self.samples or self.operators_s or self.records)
 
     def reference(self, device: str) -> HostReference:
-        """The reference in whose measure all pieces are; its runs are kept here."""
+        """Return the reference in whose measure all pieces are; its runs are kept here."""
         made = HostReference(device, self.reference_s)
         self.reference_s, made.runs_s = made.reference_s, self.runs_s
         return made

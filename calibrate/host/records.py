@@ -36,7 +36,7 @@ class Case:
 
 
 def call_records(cases: list[Case], flags: tuple[str, ...], times: OperatorTimes) -> dict[str, HostRecord]:
-    """One record a distinct call, and the constants that stand in for calls nobody measured."""
+    """Return one record a distinct call, and the constants that stand in for calls nobody measured."""
     found: dict[str, HostRecord] = {}
     rows: list[tuple[Work, float]] = []
     for case in cases:
@@ -44,7 +44,7 @@ def call_records(cases: list[Case], flags: tuple[str, ...], times: OperatorTimes
             continue
         *before, (name, work) = case.seen.calls
         earlier_s = sum(_known(found, call_key(*_named(call), flags)) for call in before)
-        operators_s = sum(times.total(part.calls) for part in (case.seen.loose, *(work for _, work in case.seen.calls)))
+        operators_s = sum(times.total(each.calls) for each in (case.seen.loose, *(work for _, work in case.seen.calls)))
         measured = record(case.forward_s, earlier_s + operators_s)
         found.setdefault(call_key(name, work.operators, flags), measured)
         rows.append((work, measured.time_s))
@@ -78,7 +78,7 @@ def _counts(work: Work) -> tuple[int, int, int, int]:
 
 
 def node_records(cases: list[Case], times: OperatorTimes) -> dict[str, HostRecord]:
-    """One record a distinct autograd node, and constants for other nodes.
+    """Return one record a distinct autograd node, and constants for other nodes.
 
     The backward of a call is the engine's cost of a root and that of each of its nodes; all calls together say which is
     which: non-negative least squares of relative error, drawn towards what a node of so many operators costs on average
@@ -193,7 +193,7 @@ def _time_scalar_backward(leaf: torch.Tensor, device: str) -> float:
 
 
 def interleaved(functions: Iterable[Callable[[], Any]], device: str, reference: HostReference) -> list[list[float]]:
-    """Seconds of each function, called in turn."""
+    """Return seconds of each function, called in turn."""
 
     def stopwatch(function: Callable[[], Any]) -> Callable[[], float]:
         def run() -> float:
@@ -206,7 +206,7 @@ def interleaved(functions: Iterable[Callable[[], Any]], device: str, reference: 
 
 
 def in_turn(stopwatches: list[Callable[[], float]], reference: HostReference) -> list[list[float]]:
-    """Samples of each stopwatch, a few rounds of all of them between two reference runs."""
+    """Return samples of each stopwatch, a few rounds of all of them between two reference runs."""
     found: list[list[float]] = [[] for _ in stopwatches]
     for index in range(SAMPLES):
         if index % AT_ONCE == 0:

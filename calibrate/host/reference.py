@@ -68,7 +68,7 @@ class HostReference:
         self.reference_s = self.sample() if reference_s is None else reference_s
 
     def run(self, runs: int = 1) -> list[float]:
-        """Host seconds of so many runs, the device being idle at the start of each.
+        """Return host seconds of so many runs, the device being idle at the start of each.
 
         Others come first: after other code a run may take twice as long, until its own is back in the caches.
         """
@@ -82,21 +82,21 @@ class HostReference:
         return found[LEAD_IN:]
 
     def sample(self) -> float:
-        """Median seconds of a few runs."""
+        """Return the median seconds of a few runs."""
         return statistics.median(self.run(RUNS))
 
     def disturb(self, layers: int = FEW_LAYERS) -> None:
-        """The forward and backward of so many layers: work as a step has it before code that it runs once.
+        """Run forward and backward of so many layers, as a step does other work before code that it runs once.
 
-        Timed again and again by itself, such code is 10 to 20 % faster than in a step, whose other parts push it and
-        its data out of the processor's caches.
+        Timed repeatedly by itself, such code is 10 to 20 % faster than in a step, whose other code pushes it and its
+        data out of the processor's caches.
         """
         with torch.enable_grad(), torch.autocast(self._device, enabled=False):
             for _ in range(layers):
                 self._forward_and_backward()
 
     def beat(self) -> None:
-        """One run, which ends what was noted since the one before."""
+        """Run once, and convert what was noted since the run before."""
         (now_s,) = self.run()
         self.runs_s.append(now_s)
         for samples_s, seconds in self._waiting:
@@ -105,11 +105,13 @@ class HostReference:
         self._last_s = now_s
 
     def note(self, samples_s: list[float], seconds: float) -> None:
-        """At the next beat, append ``seconds``, timed since the last one, to ``samples_s`` at the reference's speed."""
+        """Append ``seconds`` to ``samples_s`` at the next beat, at the reference's speed; they were timed since the
+        last.
+        """
         self._waiting.append((samples_s, seconds))
 
     def record(self) -> HostRecord:
-        """Of all beats: their median, and how far the host's speed wandered."""
+        """Return the record of all beats: their median, and how far the host's speed wandered."""
         return HostRecord(time_s=statistics.median(self.runs_s), spread=wander(self.runs_s), samples=len(self.runs_s))
 
     def _step(self) -> None:
@@ -132,7 +134,7 @@ def wander(runs_s: Sequence[float]) -> float:
 
 
 def at_speed(records: dict[str, HostRecord], factor: float) -> dict[str, HostRecord]:
-    """The records of a host that takes ``factor`` times as long."""
+    """Return the records of a host that takes ``factor`` times as long."""
     return {key: record.model_copy(update={"time_s": record.time_s * factor}) for key, record in records.items()}
 
 

@@ -1,4 +1,4 @@
-"""The step of one part of a pipeline, alone and for real, and the two halves into which its backward may be split."""
+"""The step of one stage of a pipeline, alone and for real, and the two halves into which its backward may be split."""
 
 from __future__ import annotations
 
@@ -23,40 +23,45 @@ HALVES = (BACKWARD_INPUT, BACKWARD_WEIGHT)
 GIVEN, LABELS = "x", "labels"
 
 
-def layers_around(part: dict[str, Any], checkpointing: Any, most_blocks: int | None = None) -> tuple[int, ...]:
-    """Repeated blocks of the part that a workload describes, between what must be before and behind it for it to be
-    that part.
+def layers_around(stage: dict[str, Any], checkpointing: Any, most_blocks: int | None = None) -> tuple[int, ...]:
+    """Return the repeated blocks of a stage, between those that must be before and behind it for it to be that stage.
 
-    part: of a workload, see :func:`~perfmodel.trace.store.stage_workload`. checkpointing: of its training.
-    most_blocks: of the part; by default, all.
+    Parameters
+    ----------
+    stage : dict
+        The section ``part`` of a workload, see :func:`~perfmodel.trace.store.stage_workload`.
+    checkpointing
+        Activation checkpointing of its training.
+    most_blocks : int, optional
+        Blocks of the stage to keep; by default, all.
 
     >>> layers_around({"blocks": [1, 9], "is_first": False, "is_last": True}, {"every": 2}, most_blocks=2)
     (1, 2)
     """
-    first, blocks = part["blocks"]
+    first, blocks = stage["blocks"]
     every = checkpointing["every"] if isinstance(checkpointing, dict) else 1
-    before = () if part["is_first"] else (first or every,)
-    behind = () if part["is_last"] else (1,)
+    before = () if stage["is_first"] else (first or every,)
+    behind = () if stage["is_last"] else (1,)
     return (*before, min(blocks, most_blocks or blocks), *behind)
 
 
 def build_stage(scenario: Scenario, is_first: bool) -> Any:
-    """The part on the default device, its blocks named as its trace has them.
+    """Return the stage on the default device, its blocks named as its trace has them.
 
     scenario: with a pipeline of :func:`layers_around` it.
     """
-    part = cut(build_module(scenario), scenario)[0 if is_first else 1]
-    count_from_zero(part, scenario)
-    return part
+    stage = cut(build_module(scenario), scenario)[0 if is_first else 1]
+    count_from_zero(stage, scenario)
+    return stage
 
 
-def stage_inputs(part: Any, scenario: Scenario, device: str) -> dict[str, torch.Tensor]:
-    """``x``, which the part takes of a micro-batch, and the labels in the last."""
+def stage_inputs(stage: Any, scenario: Scenario, device: str) -> dict[str, torch.Tensor]:
+    """Return ``x``, which the stage takes of a micro-batch, and the labels if it is the last."""
     made = make_inputs(scenario, device)
-    found = {LABELS: made["labels"]} if part.is_last else {}
-    if part.is_first:
+    found = {LABELS: made["labels"]} if stage.is_last else {}
+    if stage.is_first:
         return found | {GIVEN: made["input_ids"]}
-    takes, _ = boundary_tensors(part, scenario)
+    takes, _ = boundary_tensors(stage, scenario)
     return found | {GIVEN: torch.randn(takes.shape, dtype=takes.dtype, device=device).requires_grad_()}
 
 
@@ -120,7 +125,7 @@ def backward_input(
 
 
 def time_halves(roots: list[torch.Tensor], parameters: list[nn.Parameter], device: str) -> dict[str, float]:
-    """Seconds of the halves of one backward over these (``roots`` is emptied)."""
+    """Return seconds of the halves of one backward over these (``roots`` is emptied)."""
     gradients, inputs = [torch.ones_like(root) for root in roots], borrowed_leaves(roots)
     synchronize(device)
 

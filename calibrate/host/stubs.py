@@ -21,7 +21,7 @@ class Captured:
 
 
 def cut(value: Any) -> Any:
-    """The same, its tensors without history; they still say whether they want gradients."""
+    """Return the same value with tensors that have no history; they still say whether they want gradients."""
 
     def cut_one(item: Any) -> Any:
         return item.detach().requires_grad_(item.requires_grad) if isinstance(item, torch.Tensor) else item
@@ -30,7 +30,7 @@ def cut(value: Any) -> Any:
 
 
 def fresh(value: Any) -> Any:
-    """The same with new tensors where a gradient is wanted: no leaves, so that they may be changed in place."""
+    """Return the same with new tensors where a gradient is wanted: no leaves, so that they may be changed in place."""
 
     def copy_one(item: Any) -> Any:
         if isinstance(item, torch.Tensor) and item.requires_grad:
@@ -45,10 +45,10 @@ def capture(model: nn.Module, names: set[str], run: Callable[[], Any]) -> dict[s
     """Call ``run`` and return what the submodules of these names (those that exist) were given and returned."""
     found: dict[str, Captured] = {}
     handles = []
-    for name, part in model.named_modules():
+    for name, module in model.named_modules():
         if name in names:
-            handles.append(part.register_forward_pre_hook(_note_given(found, name), with_kwargs=True))
-            handles.append(part.register_forward_hook(_note_result(found, name)))
+            handles.append(module.register_forward_pre_hook(_note_given(found, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(_note_result(found, name)))
     try:
         run()
     finally:
@@ -58,14 +58,14 @@ def capture(model: nn.Module, names: set[str], run: Callable[[], Any]) -> dict[s
 
 
 def _note_given(found: dict[str, Captured], name: str) -> Callable[..., None]:
-    def hook(part: nn.Module, arguments: Any, keywords: Any) -> None:
+    def hook(module: nn.Module, arguments: Any, keywords: Any) -> None:
         found[name] = Captured(cut((arguments, keywords)))
 
     return hook
 
 
 def _note_result(found: dict[str, Captured], name: str) -> Callable[..., None]:
-    def hook(part: nn.Module, arguments: Any, result: Any) -> None:
+    def hook(module: nn.Module, arguments: Any, result: Any) -> None:
         found[name].result = cut(result)
 
     return hook
@@ -78,28 +78,28 @@ class Stubs:
         self._results = results
         self._fresh: dict[str, Any] = {}
         self._called: list[nn.Module] = []
-        self._parts = [(name, model.get_submodule(name)) for name in results]
+        self._modules = [(name, model.get_submodule(name)) for name in results]
         self._before: list[Any] = []
 
     def __enter__(self) -> Stubs:
-        self._before = [part.__dict__.get("forward") for _, part in self._parts]
-        for name, part in self._parts:
-            part.forward = self._forward_of(name, part)
+        self._before = [module.__dict__.get("forward") for _, module in self._modules]
+        for name, module in self._modules:
+            module.forward = self._forward_of(name, module)
         self.renew()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for (_, part), forward in zip(self._parts, self._before, strict=True):
+        for (_, module), forward in zip(self._modules, self._before, strict=True):
             if forward is None:
-                del part.forward
+                del module.forward
             else:
-                part.forward = forward
+                module.forward = forward
 
-    def _forward_of(self, name: str, part: nn.Module) -> Callable[..., Any]:
+    def _forward_of(self, name: str, module: nn.Module) -> Callable[..., Any]:
         def forward(*arguments: Any, **keywords: Any) -> Any:
-            self._called.append(part)
+            self._called.append(module)
             return self._fresh[name]
 
         return forward
@@ -110,9 +110,9 @@ class Stubs:
         self._called = []
 
     def repeat_calls(self) -> None:
-        """Call the stubs that were called since :meth:`renew` again: their part of the time."""
-        for part in list(self._called):
-            part()
+        """Call again the stubs that were called since :meth:`renew`, for their share of the time."""
+        for module in list(self._called):
+            module()
 
 
 class StubModel(nn.Module):
@@ -134,21 +134,21 @@ class StubModel(nn.Module):
         return self._result
 
 
-def separate(parts: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
-    """Call each part with its own arguments, and ``before`` ahead of each."""
+def separate(modules: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
+    """Call each module with its own arguments, and ``before`` before each."""
 
     def run() -> list[Any]:
         results = []
-        for part, (arguments, keywords) in zip(parts, given, strict=True):
+        for module, (arguments, keywords) in zip(modules, given, strict=True):
             before()
-            results.append(part(*arguments, **keywords))
+            results.append(module(*arguments, **keywords))
         return results
 
     return run
 
 
 def is_chainable(captured: Captured) -> bool:
-    """Whether the module's first argument and its first result could stand for each other."""
+    """Return whether the module's first argument and its first result could stand for each other."""
     given, result = captured.given[0][:1], first_tensor(captured.result)
     if not given or not isinstance(given[0], torch.Tensor) or result is None:
         return False
@@ -156,21 +156,21 @@ def is_chainable(captured: Captured) -> bool:
 
 
 def first_tensor(result: Any) -> torch.Tensor | None:
-    """The result itself, or the first of a tuple."""
+    """Return the result itself, or the first of a tuple."""
     if isinstance(result, (tuple, list)) and result:
         result = result[0]
     return result if isinstance(result, torch.Tensor) else None
 
 
-def chained(parts: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
-    """Call each part with what the one before returned for its first argument, and ``before`` ahead of each."""
+def chained(modules: list[nn.Module], given: list[Any], before: Callable[[], None]) -> Callable[[], list[Any]]:
+    """Call each module with what the one before returned for its first argument, and ``before`` before each."""
     arguments, keywords = given[0]
 
     def run() -> list[Any]:
         x = arguments[0]
-        for part in parts:
+        for module in modules:
             before()
-            x = part(x, *arguments[1:], **keywords)
+            x = module(x, *arguments[1:], **keywords)
             x = x if isinstance(x, torch.Tensor) else x[0]
         return [x]
 

@@ -51,7 +51,7 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """Under which a profile keeps it."""
+        """The key under which a profile keeps it."""
         return collective_key(self.kind, self.ranks, self.dtype, self.size_bytes)
 
 
@@ -64,16 +64,16 @@ class _Run(NamedTuple):
 
 
 def collective_call(wanted: Wanted, group: Any, device: str) -> Callable[[], Any]:
-    """The collective on tensors of its own; size as nccl-tests counts it."""
+    """Return the collective on tensors of its own; size as nccl-tests counts it."""
     dtype = getattr(torch, wanted.dtype)
     count = max(wanted.size_bytes // dtype.itemsize, 1)
     each = max(count // wanted.ranks, 1)
     if wanted.kind == "all_gather":
-        whole, part = torch.zeros(each * wanted.ranks, dtype=dtype, device=device), _random(each, dtype, device)
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+        whole, shard = torch.zeros(each * wanted.ranks, dtype=dtype, device=device), _random(each, dtype, device)
+        return lambda: dist.all_gather_into_tensor(whole, shard, group=group)
     if wanted.kind == "reduce_scatter":
-        whole, part = _random(each * wanted.ranks, dtype, device), torch.zeros(each, dtype=dtype, device=device)
-        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        whole, shard = _random(each * wanted.ranks, dtype, device), torch.zeros(each, dtype=dtype, device=device)
+        return lambda: dist.reduce_scatter_tensor(shard, whole, group=group)
     tensor = _random(each * wanted.ranks if wanted.kind == "all_to_all" else count, dtype, device)
     if wanted.kind == "all_reduce":
         return lambda: dist.all_reduce(tensor, group=group)
@@ -90,7 +90,7 @@ def _random(count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 
 def _send_recv(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
-    """From the group's first rank to its second."""
+    """Return a call that sends from the group's first rank to its second."""
     first, second = (dist.get_global_rank(group, index) for index in (0, 1))
     if dist.get_rank() == first:
         return lambda: dist.send(tensor, second, group=group)
@@ -98,7 +98,7 @@ def _send_recv(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
 
 
 def _exchange(tensor: torch.Tensor, group: Any) -> Callable[[], Any]:
-    """Both ways between the group's two ranks, as one batch."""
+    """Return a call that sends both ways between the group's two ranks, as one batch."""
     peer, received = 1 - dist.get_rank(group), torch.empty_like(tensor)
 
     def call() -> None:
@@ -129,7 +129,7 @@ class CollectiveBench:
         self.agree(0.0)
 
     def measure(self, wanted: Wanted) -> tuple[list[float], str | None]:
-        """Samples of it, or why there are none: it does not fit in memory, or the library refuses it."""
+        """Return samples of it, or why there are none: it does not fit in memory, or the library refuses it."""
         try:
             return self._measured(wanted)
         finally:
@@ -154,17 +154,17 @@ class CollectiveBench:
         return self.samples_s(call), None
 
     def samples_s(self, call: Callable[[], Any]) -> list[float]:
-        """Seconds of one, of several samples, each the slowest rank's."""
+        """Return seconds of one, of several samples, each the slowest rank's."""
         call()
         once_s = self._valid(call, 1, 1)[0]
         return self._valid(call, in_a_row(once_s), repeats(once_s))
 
     def agree(self, value: float) -> float:
-        """The largest that any rank gives."""
+        """Return the largest that any rank gives."""
         return self._slowest([value])[0]
 
     def _valid(self, call: Callable[[], Any], count: int, wanted: int) -> list[float]:
-        """So many samples during which no rank's host was late; if hosts always are, samples all the same."""
+        """Return so many samples during which no rank's host was late; if hosts always are, samples all the same."""
         found: list[float] = []
         host_s = self._host_s
         for _ in range(ATTEMPTS):
@@ -207,7 +207,7 @@ class CollectiveBench:
 
 
 def outside_bytes(device: str) -> int:
-    """Memory of the GPU that is in use, but not torch's: contexts, libraries and communicators; 0 on a CPU."""
+    """Return bytes of the GPU in use, but not torch's: contexts, libraries and communicators; 0 on a CPU."""
     if device != "cuda":
         return 0
     torch.cuda.synchronize()
@@ -216,7 +216,7 @@ def outside_bytes(device: str) -> int:
 
 
 def in_a_row(once_s: float) -> int:
-    """How many collectives one sample runs.
+    """Return how many collectives one sample runs.
 
     >>> in_a_row(1e-5), in_a_row(0.01), in_a_row(0.5)
     (20, 6, 1)
@@ -225,12 +225,12 @@ def in_a_row(once_s: float) -> int:
 
 
 def repeats(once_s: float) -> int:
-    """How many samples are taken."""
+    """Return how many samples are taken."""
     return REPEATS if once_s < LONG_S else REPEATS_OF_LONG
 
 
 def cost_s(once_s: float) -> float:
-    """Seconds that timing a collective of so many takes: first calls, and all samples.
+    """Return seconds that timing a collective of so many takes: first calls, and all samples.
 
     >>> round(cost_s(0.01), 3), round(cost_s(2.0), 3)
     (0.33, 10.0)
@@ -245,7 +245,7 @@ def _reason(problem: RuntimeError) -> str:
 
 
 def differ(passes: Sequence[Sequence[float]]) -> bool:
-    """Whether the medians of the passes are further apart than what a pass is worth.
+    """Return whether the medians of the passes are further apart than what a pass is worth.
 
     >>> differ([[1.0, 1.0], [1.8, 1.8]]), differ([[1.0], [1.04]]), differ([[1e-6], [2e-6]])
     (True, False, False)
@@ -256,7 +256,7 @@ def differ(passes: Sequence[Sequence[float]]) -> bool:
 
 
 def record_of(passes: Sequence[Sequence[float]], origin: Literal["grid", "scenario"] = "grid") -> CollectiveRecord:
-    """Median of the medians of passes far apart in time; the spread is that of all samples.
+    """Return the median of the medians of passes far apart in time; the spread is that of all samples.
 
     A single pass now and then is 1.8 times off; of three, the middle one is not.
     """
@@ -270,8 +270,8 @@ def record_of(passes: Sequence[Sequence[float]], origin: Literal["grid", "scenar
 
 
 def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
-    """Host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also ``async``;
-    and of those that follow each other in a row, ``broadcast async again`` and ``wait again``.
+    """Return host seconds of the calls of all ranks: ``all_gather``, ``reduce_scatter``, ``broadcast``, each also
+    ``async``; and of those that follow each other in a row, ``broadcast async again`` and ``wait again``.
 
     Every rank measures at the same time. Before each call, or row, runs what a layer of a model runs, since a call
     after itself finds all it needs in the processor's caches, and in a step it does not.
@@ -296,7 +296,7 @@ def call_records(device: str, reference: HostReference) -> dict[str, CallRecord]
 
 
 def _rows(tensor: torch.Tensor, reference: HostReference) -> dict[str, list[float]]:
-    """Samples of calls that come right after one like them, and of waiting for what they began."""
+    """Return samples of calls that come right after one like them, and of waiting for what they began."""
 
     def one_round() -> Timings:
         reference.disturb(1)

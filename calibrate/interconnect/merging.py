@@ -1,4 +1,4 @@
-"""A profile with an interconnect that was measured, beside or over what it knew of it."""
+"""A measured interconnect is merged into a profile, where it adds to or replaces what was known of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NORMAL_QUARTILE = 0.6745  # of the standard normal distribution: half of it lies
 def merged(
     profile: Profile, name: str, interconnect: Interconnect, transfers: Mapping[str, TransferRecord] | None = None
 ) -> Profile:
-    """The profile with this interconnect and these transfers of the machine.
+    """Return the profile with this interconnect and these transfers of the machine.
 
     What it had before and was not measured again, or not with success, stays.
     """
@@ -108,8 +108,9 @@ def _asked_s(found: Measured, only: Sequence[str]) -> dict[str, float]:
 
 
 def rerun_spread(before: Mapping[str, CollectiveRecord], now: Mapping[str, CollectiveRecord]) -> float | None:
-    """How far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of the collectives that both measured,
-    the standard deviation of one if they are normal, which does not feel a stray size; None where there are none.
+    """Return how far calibrations differ: median |log(now / before)| / (0.6745 sqrt 2) of the collectives that both
+    measured, the standard deviation of one if they are normal, which does not feel a stray size; None where there are
+    none.
 
     Messages, which may be measured without the rest, do not count.
 
@@ -136,7 +137,7 @@ def _by_kernel(
 
 
 def _better(before: Mapping[str, Record], now: Mapping[str, Record]) -> dict[str, Record]:
-    """Of what was measured now, all but failures at what succeeded before."""
+    """Return what was measured now, without failures at what succeeded before."""
     return {
         key: record
         for key, record in now.items()

@@ -1,8 +1,9 @@
-"""Which of the scenarios' own kernels are measured beside a collective or a receive that waits, and how ranks are told.
+"""The choice of a scenario's own kernels that are measured with a collective or a receive that waits, as JSON for
+ranks.
 
 How much a kernel is slowed follows from its waves of blocks, so kinds of operators
-(:mod:`calibrate.interconnect.contention`) say it
-only roughly; the kernels that carry a step are measured themselves. No torch in here.
+(:mod:`calibrate.interconnect.contention`) say it only roughly; the kernels that carry a step are measured themselves.
+No torch is loaded here.
 """
 
 from __future__ import annotations
@@ -30,8 +31,18 @@ WAIT: Role = "wait"  # in place of a collective
 
 
 class OwnKernel(NamedTuple):
-    """job: the operator call. collective: kind that it is measured beside, or ``wait``, a receive that waits. launches:
-    device launches of a call. share: of the steps' device time.
+    """A kernel that carries a scenario's step.
+
+    Parameters
+    ----------
+    job : Job
+        The operator call.
+    collective : str
+        Kind that it is measured with, or ``wait``, a receive that waits.
+    launches : int
+        Device launches of a call.
+    share : float
+        Share of the steps' device time.
     """
 
     job: Job
@@ -43,9 +54,14 @@ class OwnKernel(NamedTuple):
 def own_kernels(
     program: Program, costs: Sequence[KernelCost], matmul_tf32: bool, collective: str
 ) -> tuple[OwnKernel, ...]:
-    """Of one program, those that take the most device time in forward and backward, largest first.
+    """Return the kernels of one program that take the most device time in forward and backward, largest first.
 
-    costs: by distinct operation. share: of the seconds that all launches of a step take alone.
+    Parameters
+    ----------
+    costs : sequence of KernelCost
+        Costs by distinct operation.
+    collective : str
+        What the kernels are to be measured with.
     """
     columns = program.instructions
     operation, run = columns.a[columns.launches], columns.run[columns.launches]
@@ -64,8 +80,10 @@ def own_kernels(
 
 
 def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
-    """Those of all scenarios, by the sum of their shares: each key at most once beside a collective, which is that of
-    the first of them, and once beside a receive that waits.
+    """Return the kernels of all scenarios, by the sum of their shares.
+
+    Each key occurs at most once with a collective, that of the first scenario that has it, and once with a receive
+    that waits.
     """
     found: dict[tuple[str, bool], OwnKernel] = {}
     shares: Counter[tuple[str, bool]] = Counter()
@@ -79,10 +97,15 @@ def together(scenarios: Iterable[Sequence[OwnKernel]]) -> tuple[OwnKernel, ...]:
 
 
 def measured_with(scenario: Scenario, kinds: Iterable[str]) -> tuple[str, ...]:
-    """What a scenario's kernels are measured beside. kinds: those that it sends over the interconnect.
+    """Return what a scenario's kernels are measured with: a collective, a receive that waits, or both.
 
-    One kind of collective, if it has any: all over one interconnect are taken to slow a kernel alike. Receives that
-    wait, if it has messages: what moves is soon over.
+    One kind of collective, if there is any, since all over one interconnect are taken to slow a kernel equally.
+    Receives that wait, if there are messages: a message that moves is soon over.
+
+    Parameters
+    ----------
+    kinds : iterable of str
+        Kinds of collectives that it sends over the interconnect.
     """
     found = set(kinds)
     gathers = scenario.parallelism.strategy in GATHERING and "all_gather" in found
@@ -91,7 +114,7 @@ def measured_with(scenario: Scenario, kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def encode_own(kernels: Iterable[OwnKernel]) -> list[list[object]]:
-    """JSON form."""
+    """Return the kernels as plain data for JSON."""
     return [
         [each.job.key, each.job.tf32, encode_operation(each.job.operation), each.collective, each.launches, each.share]
         for each in kernels
@@ -99,7 +122,7 @@ def encode_own(kernels: Iterable[OwnKernel]) -> list[list[object]]:
 
 
 def decode_own(rows: list[list[object]]) -> tuple[OwnKernel, ...]:
-    """The inverse of :func:`encode_own`."""
+    """Read kernels from plain data; the inverse of :func:`encode_own`."""
     return tuple(
         OwnKernel(
             Job(str(key), decode_operation(operation), bool(tf32), "scenario"),  # type: ignore[arg-type]

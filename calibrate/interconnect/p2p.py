@@ -1,5 +1,5 @@
-"""Messages between two ranks, as pipelines send them: what they take, what their calls cost the host, how many go ahead
-of their receiver, and how they and kernels slow each other.
+"""Messages between two ranks, as pipelines send them: what they take, what their calls cost the host, how many are
+sent eagerly, and how they and kernels slow each other.
 
 One way is isend and irecv, each on the stream of a communicator that the library makes for the two ranks; both ways is
 one batch of them (``exchange``), on the stream of the group's own. All of it takes about 20 s.
@@ -40,7 +40,7 @@ NUMEL = 1024  # of a message whose call is timed
 
 
 class FoundMessages(NamedTuple):
-    """As an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps them."""
+    """What was measured, as an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps it."""
 
     collectives: dict[str, CollectiveRecord]
     host: dict[str, CallRecord]
@@ -54,17 +54,17 @@ class MessageStage:
     Parameters
     ----------
     ranks
-        To wait for each other.
+        The ranks wait for each other through these.
     bench
         None on a rank that is not of the two.
     reference_s
-        Of the profile's host.
+        Seconds of a reference run on the profile's host.
     most_bytes
-        Of a message.
+        Size of the largest message.
     budget_s
-        For timing messages, if less than :data:`LADDER_S`; sizes that do not fit in are left out.
+        Seconds for timing messages, if less than :data:`LADDER_S`; sizes that do not fit in are left out.
     passes
-        Over the sizes; of several, one more is for those of which they differ.
+        How often the sizes are timed; of several passes, one more is for sizes of which they differ.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MessageStage:
         self._found = FoundMessages({}, {}, {}, {})
 
     def run(self) -> FoundMessages:
-        """The passes over the sizes lie apart in time."""
+        """Measure all; the passes over the sizes lie apart in time."""
         if self._bench is not None:
             connect(self._bench)
         self._sweep()
@@ -125,9 +125,9 @@ def connect(bench: CollectiveBench) -> None:
 
 
 def call_records(device: str, reference: HostReference, rank: int, ranks: int) -> dict[str, CallRecord]:
-    """Host seconds of ``isend``, ``irecv`` and ``batch_isend_irecv`` (of one each) as torch's pipelines call them, the
-    making of their ``P2POp`` included, and of ``... wait`` for what they began; of ``... again`` and ``... wait again``
-    right after one like it.
+    """Return host seconds of ``isend``, ``irecv`` and ``batch_isend_irecv`` (of one each) as torch's pipelines call
+    them, the making of their ``P2POp`` included, and of ``... wait`` for what they began; of ``... again`` and ``...
+    wait again`` right after one like it.
 
     Ranks go in pairs, of which one sends while the other receives; all pairs measure at the same time. Before each call
     that is not in a row, and each row, runs what a layer of a model runs, as in
@@ -149,8 +149,9 @@ def call_records(device: str, reference: HostReference, rank: int, ranks: int) -
 
 
 def _starts(device: str, rank: int, ranks: int) -> dict[str, Callable[[], Sequence[Any]]]:
-    """In the order of this rank: one of a pair sends first, the other receives. The last of an odd number does
-    nothing.
+    """Return calls by name in the order of this rank: one of a pair sends first, the other receives.
+
+    The last of an odd number does nothing.
     """
     peer, tensors = rank ^ 1, [torch.zeros(NUMEL, device=device) for _ in range(2)]
     if peer >= ranks:
@@ -177,7 +178,7 @@ def _starts(device: str, rank: int, ranks: int) -> dict[str, Callable[[], Sequen
 
 
 def _row(start: Callable[[], Sequence[Any]], count: int) -> tuple[float, float]:
-    """Mean seconds of starting one and of waiting for it; of several in a row without the first."""
+    """Return the mean seconds of starting one and of waiting for it; of several in a row without the first."""
     begun = [timed(start) for _ in range(count)]
     waited_s = [timed(lambda: [work.wait() for work in works])[0] for _, works in begun]  # noqa: B023
     skipped = int(count > 1)

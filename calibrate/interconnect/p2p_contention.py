@@ -176,4 +176,4 @@ def _pairs(names: list[str], long: TimedCollective, short: TimedCollective) -> I
 
 
 def _nothing() -> None:
-    """What runs on a rank without kernels."""
+    """Do nothing, on a rank without kernels."""

@@ -1,4 +1,4 @@
-"""Asking the ranks of a machine to measure an interconnect, and what they found."""
+"""The request by which the ranks of a machine measure an interconnect, and what they answer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,37 @@ OWN_BUDGET_S = 25.0  # about 35 kernels
 
 @dataclass(frozen=True)
 class Request:
-    """interconnect: its name. exact: further collectives (kind, dtype, size_bytes, ranks). budget_s: for timing
-    collectives; sizes that do not fit in are left out. stages: of ``calls``, ``collective calls``, ``collectives``,
-    ``p2p``, ``contention``, ``transfers``. own: scenarios' kernels to be measured beside collectives and receives that
-    wait, the most important first, in ``own_budget_s``; rank 0's count. reference_s: of the profile's host. passes:
-    over all collectives. nodes, rendezvous: see :class:`~calibrate.this_machine.launcher.Launch`. profile: when the
-    calibration of the
-    profile that it is for began.
+    """What the ranks are to measure.
+
+    Parameters
+    ----------
+    interconnect : str
+        Its name.
+    ranks : int
+        How many there are.
+    device : str
+        ``cuda`` or ``cpu``.
+    budget_s : float
+        Seconds for timing collectives; sizes that do not fit in are left out.
+    exact : tuple
+        Further collectives: kind, dtype, size_bytes, ranks.
+    stages : tuple of str
+        Some of :data:`calibrate.stage_names.GENERAL`.
+    reference_s : float, optional
+        Seconds of a reference run on the profile's host.
+    most_bytes : int, optional
+        Size of the largest general collective, if not the usual one.
+    passes : int
+        How often all collectives are timed.
+    nodes, rendezvous
+        See :class:`~calibrate.this_machine.launcher.Launch`.
+    own : tuple of OwnKernel
+        Scenarios' kernels to be measured with collectives and receives that wait, the most important first; those of
+        rank 0 count.
+    own_budget_s : float
+        Seconds for these.
+    profile : str
+        When the calibration of the profile that it is for began.
     """
 
     interconnect: str
@@ -57,19 +81,19 @@ class Request:
     profile: str = ""
 
     def to_json(self) -> str:
-        """For the ranks."""
+        """Return the request as text for the ranks."""
         return json.dumps(asdict(replace(self, own=())) | {"own": encode_own(self.own)})
 
     @classmethod
     def from_json(cls, text: str) -> Request:
-        """The inverse of :meth:`to_json`."""
+        """Read a request; the inverse of :meth:`to_json`."""
         data = json.loads(text)
         exact = tuple(tuple(each) for each in data["exact"])
         return cls(**data | {"exact": exact, "stages": tuple(data["stages"]), "own": decode_own(data["own"])})
 
 
 class Asked(Section):
-    """Those facts of a :class:`Request` by which what it found goes into its profile."""
+    """The facts of a :class:`Request` by which what it measured goes into its profile."""
 
     profile: str
     ranks: PositiveCount
@@ -78,7 +102,7 @@ class Asked(Section):
 
 
 class Found(BaseModel):
-    """What the stages found so far, as plain data."""
+    """What the stages have measured so far, as plain data."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -97,9 +121,18 @@ class Found(BaseModel):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stages found, for :func:`~calibrate.interconnect.merging.merged`. transfers: empty unless that stage
-    was asked for.
-    topology: what ``nvidia-smi topo -m`` prints.
+    """What the stages measured, for :func:`~calibrate.interconnect.merging.merged_run`.
+
+    Parameters
+    ----------
+    interconnect : Interconnect
+        With the fits of its records.
+    transfers : dict
+        Empty unless that stage was asked for.
+    stages_s : dict
+        Seconds by stage.
+    topology : str, optional
+        What ``nvidia-smi topo -m`` prints.
     """
 
     interconnect: Interconnect
@@ -155,7 +188,7 @@ def measure(request: Request, timeout_s: float, kept: Path | None = None) -> Mea
 
 
 def asked_in(path: Path) -> Asked | None:
-    """What was asked of the run whose finished stages are in a file; None where an older version wrote it.
+    """Return what was asked of the run whose finished stages are in a file; None where an older version wrote it.
 
     Raises
     ------
@@ -166,7 +199,7 @@ def asked_in(path: Path) -> Asked | None:
 
 
 def measured_in(path: Path, request: Request) -> Measured:
-    """What stages that ended have left in a file, also those of a run that was ended.
+    """Return what stages that ended have left in a file, also those of a run that was ended.
 
     Raises
     ------
@@ -206,5 +239,5 @@ def _found_in(path: Path) -> Found:
 
 
 def exact_collectives(collectives: Sequence[Collective]) -> tuple[tuple[str, str, int, int], ...]:
-    """For a request, each once."""
+    """Return what a request says of these, each once."""
     return tuple(dict.fromkeys((each.kind, each.dtype, each.size_bytes, each.ranks) for each in collectives))

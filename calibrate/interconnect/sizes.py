@@ -13,7 +13,7 @@ MOST_MESSAGE_BYTES = 256 * MIB
 
 
 def ladder(most_bytes: int) -> list[int]:
-    """Sizes from 1 KiB up by factors of two, and between them where protocols switch.
+    """Return sizes from 1 KiB up by factors of two, and between them where protocols switch.
 
     >>> ladder(4096)
     [1024, 2048, 4096]
@@ -29,7 +29,7 @@ def ladder(most_bytes: int) -> list[int]:
 
 
 def grid(ranks: int, most_bytes: int) -> Iterator[tuple[str, int]]:
-    """Kinds and sizes of the collectives that a group is measured with: sizes that divide among the ranks.
+    """Yield kinds and sizes of the collectives that a group is measured with: sizes that divide among the ranks.
 
     Small sizes of all kinds come first, so that what there is no time for is the largest ones.
     """
@@ -43,7 +43,7 @@ def grid(ranks: int, most_bytes: int) -> Iterator[tuple[str, int]]:
 
 
 def message_grid(most_bytes: int) -> Iterator[tuple[str, int]]:
-    """Kinds and sizes of the messages that a pair of ranks is measured with, small sizes first.
+    """Yield kinds and sizes of the messages that a pair of ranks is measured with, small sizes first.
 
     >>> list(message_grid(2048))
     [('send_recv', 1024), ('exchange', 1024), ('send_recv', 2048), ('exchange', 2048)]

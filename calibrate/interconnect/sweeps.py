@@ -1,4 +1,4 @@
-"""Which collectives of a group are timed, in passes far apart in time, and what the passes together say of each."""
+"""Passes over the collectives of a group, far apart in time, and what the passes together say of each collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ LONGEST_S = 0.4  # of one collective; larger sizes of the ladder are left out
 class Sweeps:
     """Passes over the collectives of one group. What is timed next follows from values on which all members agree.
 
-    wanted: what to time, and who asked for it: ``scenario``, which is timed whatever it takes, or ``grid``.
+    Parameters
+    ----------
+    wanted : mapping of Wanted to str
+        What to time, and who asked for it: ``scenario``, which is timed whatever it takes, or ``grid``.
     """
 
     def __init__(
@@ -25,7 +28,8 @@ class Sweeps:
         self._is_first = True
 
     def run(self, budget_s: float, only_disputed: bool = False) -> Iterator[tuple[str, CollectiveRecord]]:
-        """One pass, and what is known of each collective after it; after the first, over those that it could time.
+        """Time one pass, and yield what is known of each collective after it; later passes only repeat what the first
+        timed.
 
         Parameters
         ----------
@@ -59,7 +63,7 @@ class Sweeps:
         return CollectiveRecord.model_validate({"error": error, "origin": origin})
 
     def _expected_s(self, wanted: Wanted) -> float:
-        """As long as before, or in proportion to the nearest smaller size; 0 where there is none."""
+        """Return the seconds it took before, or in proportion to the nearest smaller size; 0 where there is none."""
         smaller = [
             each
             for each in self._passes

@@ -27,7 +27,7 @@ Prepare = Callable[[int], Run]  # for copies of so many bytes
 
 
 def transfer_sizes(most_bytes: int = GIB) -> list[int]:
-    """From 1 KiB up by factors of two.
+    """Return sizes from 1 KiB up by factors of two.
 
     >>> transfer_sizes(4096)
     [1024, 2048, 4096]

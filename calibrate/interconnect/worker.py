@@ -46,8 +46,9 @@ class Worker:
         self._world_bytes = 0
 
     def stages(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Names and what to run, one after the other. The passes over the collectives lie far apart in time; the last
-        is for those of which the others differ.
+        """Yield names and what to run, one after the other.
+
+        The passes over the collectives lie far apart in time; the last is for those of which the others differ.
         """
         asked, has_gpu = self.request.stages, self.request.device == "cuda"
         groups = range(self.request.ranks, 1, -1)
@@ -77,7 +78,9 @@ class Worker:
         self._sweep(ranks)
 
     def _open_world(self) -> None:
-        """The first communicator of the process: it also takes what the library keeps for all of them."""
+        """Open the first communicator of the process, which also takes the memory that the library keeps for all of
+        them.
+        """
         import torch.distributed as dist
 
         from calibrate.interconnect.collectives import CollectiveBench, outside_bytes
@@ -88,7 +91,7 @@ class Worker:
         self.ranks.together()
 
     def _open(self, ranks: int) -> None:
-        """A communicator of ``ranks`` ranks, and the memory that it takes beside torch's allocator."""
+        """Open a communicator of ``ranks`` ranks, and note the memory that it takes outside torch's allocator."""
         import torch.distributed as dist
 
         from calibrate.interconnect.collectives import CollectiveBench, outside_bytes
@@ -125,7 +128,7 @@ class Worker:
         self._turns_left -= 1
 
     def _wanted(self, ranks: int) -> dict[Wanted, str]:
-        """Collectives of a group, and who asked for each: the scenarios' first."""
+        """Return collectives of a group, and who asked for each: the scenarios' first."""
         from calibrate.interconnect.collectives import Wanted
 
         found = {
@@ -179,9 +182,10 @@ class Worker:
         self.found.contention |= {key: record.model_dump() for key, record in records.items()}
 
     def _own_contention(self) -> None:
-        """Machines may differ in what they chose, as their profiles do: rank 0's choice is everybody's.
+        """Measure the scenarios' own kernels that rank 0 chose: machines may differ in their choice, as their profiles
+        do.
 
-        Of the budget, kernels beside collectives may use the part that they are of all.
+        Kernels that run with collectives may use a share of the budget in proportion to their number.
         """
         import torch.distributed as dist
 
@@ -191,12 +195,12 @@ class Worker:
         chosen = [encode_own(self.request.own)]
         dist.broadcast_object_list(chosen, src=0)
         wanted, budget_s = decode_own(chosen[0]), self.request.own_budget_s
-        beside = tuple(each for each in wanted if each.collective != WAIT)
+        concurrent = tuple(each for each in wanted if each.collective != WAIT)
         waiting = tuple(each for each in wanted if each.collective == WAIT)
         began_s = time.perf_counter()
-        if beside:
-            share_s = budget_s * len(beside) / len(wanted)
-            self._keep_own(ContentionBench.on_gpus(dist.group.WORLD).own_records(beside, share_s, self._note))
+        if concurrent:
+            share_s = budget_s * len(concurrent) / len(wanted)
+            self._keep_own(ContentionBench.on_gpus(dist.group.WORLD).own_records(concurrent, share_s, self._note))
         if waiting and (pair := self._benches.get(2)) is not None:
             left_s = budget_s - (time.perf_counter() - began_s)
             self._keep_own(MessageContention.on_gpus(pair.group).own_waiting(waiting, left_s, self._note))
@@ -212,7 +216,7 @@ class Worker:
             print(f"{self.request.interconnect}: {note}", flush=True)
 
     def _transfers(self) -> None:
-        """Rank 0 copies while the others do nothing."""
+        """Let rank 0 copy while the others do nothing."""
         import torch
 
         from calibrate.interconnect.transfers import TransferBench, transfer_records, transfer_sizes
@@ -232,7 +236,7 @@ def _topology() -> str | None:
 
 
 def run_stages(worker: Worker, result: Path) -> None:
-    """All stages of one rank; rank 0 writes down what was found after each."""
+    """Run all stages of one rank; rank 0 writes down what was measured after each."""
     from calibrate.this_machine.facts import machine_facts
 
     request, ranks = worker.request, worker.ranks
@@ -255,7 +259,7 @@ def run_stages(worker: Worker, result: Path) -> None:
 
 
 def main(request_path: str, result_path: str, folder: str) -> None:
-    """One rank."""
+    """Run one rank."""
     from calibrate.this_machine.launcher import GROUP_TIMEOUT_S, join, telling
 
     request = Request.from_json(Path(request_path).read_text())

@@ -89,7 +89,7 @@ _SCALARS = frozenset({"other", "scalar", "scalars"})
 
 
 def plain_name(base_name: str) -> str:
-    """The arithmetic an operator does, whatever form it comes in.
+    """Return the arithmetic an operator does, whatever form it comes in.
 
     >>> plain_name("_foreach_addcdiv_"), plain_name("mm")
     ('addcdiv', 'mm')
@@ -102,7 +102,7 @@ def is_in_place(base_name: str) -> bool:
 
 
 def fill_for(base_name: str, argument: str, position: int, arguments: Arguments) -> Fill:
-    """The data of one tensor: of ``argument``, or of its ``position``-th element where that is a list."""
+    """Return the data of one tensor: of ``argument``, or of its ``position``-th element where that is a list."""
     index = _index_limit(base_name, argument, position, arguments)
     if index is not None:
         return index
@@ -115,7 +115,7 @@ def fill_for(base_name: str, argument: str, position: int, arguments: Arguments)
 
 
 def scalar_for(base_name: str, argument: str, value: Any, arguments: Arguments) -> Any:
-    """The scalar to pass: factors applied in place are near one (no kernel depends on their value)."""
+    """Return the scalar to pass: factors applied in place are near one (no kernel depends on their value)."""
     if not (is_in_place(base_name) and plain_name(base_name) in SCALED_IN_PLACE and argument in _SCALARS):
         return value
     target = arguments.get("self")

@@ -38,8 +38,8 @@ def resolve(name: str) -> Any:
         If this torch has no such operator.
     """
     found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    for attribute in name.split("."):
+        found = getattr(found, attribute, None)
     if not isinstance(found, torch._ops.OpOverload):
         raise PerfModelError(
             f"operator {name!r} must exist in torch {torch.__version__}. Trace with the torch you calibrate with."
@@ -106,7 +106,10 @@ def _value(base_name: str, name: str, value: Argument, bound: Bound, device: str
 
 
 def _shared(bound: Bound, values: dict[str, Any], same: tuple[int, ...]) -> dict[str, Any]:
-    """The values, a tensor that is passed again in place of its repetitions. same: as :class:`Operation` has it."""
+    """Return the values, a tensor that is passed again in place of its repetitions.
+
+    same: as :class:`Operation` has it.
+    """
     if not same:
         return values
     made: list[Any] = []
@@ -145,7 +148,7 @@ def _place(recorded: str, device: str) -> str:
 
 
 def make_tensor(spec: TensorSpec, fill: Fill, device: str) -> torch.Tensor:
-    """A tensor of that layout on its own storage, which is filled whole, gaps between rows included."""
+    """Return a tensor of that layout on its own storage, which is filled whole, gaps between rows included."""
     extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride, strict=True)) if spec.numel else 0
     flat = torch.empty(extent, dtype=getattr(torch, spec.dtype), device=_place(spec.device, device))
     if extent:

@@ -38,7 +38,7 @@ class Bench:
         self._cold_stopwatch = stopwatch.limited(COLD_LIMITS) if isinstance(stopwatch, CudaStopwatch) else stopwatch
 
     def make(self, job: Job) -> Call:
-        """The job's call, with real arguments."""
+        """Return the job's call, with real arguments."""
         return materialise(job.operation, self.device)
 
     def time(self, job: Job) -> tuple[KernelRecord, Samples | None]:
@@ -64,7 +64,7 @@ class Bench:
         return KernelRecord(origin=job.origin, error=reason), None
 
     def _cold_time_s(self, job: Job, call: Call, samples: Samples) -> float | None:
-        """Seconds of a scenario's call with nothing in the cache; None where that fails or is not asked for."""
+        """Return seconds of a scenario's call with nothing in the cache; None where that fails or is not asked for."""
         if job.origin != "scenario" or self._cache_bytes <= 0:
             return None
         rounds = rounds_needed(job.operation, self._cache_bytes)
@@ -115,7 +115,7 @@ def failure(error: BaseException) -> str:
 
 @contextmanager
 def tf32(device: str, allowed: bool) -> Iterator[None]:
-    """Matrix products with TF32 or without (and without afterwards); convolutions with, as torch has it by default."""
+    """Run GEMMs with TF32 or without (and without afterwards); convolutions with, as torch has it by default."""
     if device != "cuda":
         yield
         return
@@ -165,10 +165,10 @@ def observe_jobs(bench: Bench, jobs: Sequence[Job], draft: Draft, progress: Prog
     """Add launches and memory scripts to the draft's records, and device times of calls that synchronise. CUDA only."""
     progress.stage("launches and memory", len(jobs))
     for start in range(0, len(jobs), PROFILED_TOGETHER):
-        part = jobs[start : start + PROFILED_TOGETHER]
+        batch = jobs[start : start + PROFILED_TOGETHER]
         with torch.no_grad():
-            seen = observe(_makers(bench, part, progress), lambda _: progress.advance())
-        for job, activity in zip(part, seen, strict=True):
+            seen = observe(_makers(bench, batch, progress), lambda _: progress.advance())
+        for job, activity in zip(batch, seen, strict=True):
             draft.record(job, _observed(draft.kernels[job.key], activity), None)
 
 

@@ -24,7 +24,7 @@ ALIGNMENT = 512  # of tensors as the caching allocator places them
 
 
 def addressed_bytes(operation: Operation) -> int:
-    """Bytes that a call's tensors on the device address; what is overwritten in place counts once."""
+    """Return bytes that a call's tensors on the device address; what is overwritten in place counts once."""
     written = () if operation.base_name.endswith("_") else operation.outputs
     tensors = [*operation.distinct_inputs(), *written]
     return sum(spec.touched_bytes for spec in tensors if spec.device != "cpu")
@@ -78,7 +78,7 @@ def _copies(call: Call, rounds: int, device: str) -> Copies:
 
 
 def _copies_of(tensor: torch.Tensor, rounds: int) -> list[torch.Tensor]:
-    """The tensor itself is the first; the others are views of one buffer, laid out as it is."""
+    """Return copies of a tensor: itself first, then views of one buffer that are laid out as it is."""
     if not tensor.numel():
         return [tensor] * rounds
     extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

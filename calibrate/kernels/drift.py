@@ -29,14 +29,14 @@ def _operations(device: str) -> dict[str, Operation]:
 
 
 def measure(bench: Bench) -> dict[str, float]:
-    """Seconds of each sentinel now."""
+    """Return seconds of each sentinel now."""
     jobs: dict[str, Job] = {name: job(operation, "grid") for name, operation in _operations(bench.device).items()}
     records = {name: bench.time(item)[0] for name, item in jobs.items()}
     return {name: record.time_s for name, record in records.items() if record.time_s is not None}
 
 
 def noted(provenance: dict[str, Any], times_s: dict[str, float], when: str) -> dict[str, Any]:
-    """The provenance with these times beside the earlier ones."""
+    """Return the provenance with these times added to the earlier ones."""
     sentinels_s = {name: dict(known) for name, known in provenance.get("sentinels_s", {}).items()}
     for name, time_s in times_s.items():
         sentinels_s.setdefault(name, {})[when] = time_s
@@ -44,8 +44,8 @@ def noted(provenance: dict[str, Any], times_s: dict[str, float], when: str) -> d
 
 
 def change(profile: Profile, times_s: dict[str, float]) -> float:
-    """By how much the slowest of these times is longer, or the fastest shorter, than at the profile's start, as a
-    share; 0 where it has none.
+    """Return by how much the slowest of these times is longer, or the fastest shorter, than at the profile's start, as
+    a share; 0 where it has none.
     """
     before = profile.provenance.get("sentinels_s", {})
     ratios = [time_s / before[name]["start"] - 1 for name, time_s in times_s.items() if "start" in before.get(name, {})]
@@ -53,7 +53,7 @@ def change(profile: Profile, times_s: dict[str, float]) -> float:
 
 
 def drift_lines(profile: Profile) -> list[str]:
-    """A sentence for every sentinel that drifted by more than the named threshold."""
+    """Return a sentence for every sentinel that drifted by more than the named threshold."""
     limit = DRIFT[profile.device.kind]
     found = []
     for name, times_s in profile.provenance.get("sentinels_s", {}).items():

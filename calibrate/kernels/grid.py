@@ -16,7 +16,7 @@ from perfmodel.trace.kernel_key import kernel_key
 
 
 def grid_operations(device: Device) -> list[Point]:
-    """Every call of the device's grid, with whether TF32 is allowed in it; no two share a kernel key.
+    """Return every call of the device's grid, with whether TF32 is allowed in it; no two share a kernel key.
 
     >>> from perfmodel.hardware.profile import Device
     >>> len(grid_operations(Device(kind="cuda", name="any", memory_bytes=1))) > 700
@@ -26,7 +26,7 @@ def grid_operations(device: Device) -> list[Point]:
 
 
 def grid_classes(device: Device) -> dict[str, list[Point]]:
-    """The same by name of their class: ``row``, ``full-reductions``, ... (calls may be in two of them)."""
+    """Return the same by name of their class: ``row``, ``full-reductions``, ... (calls may be in two of them)."""
     return grid_cuda.classes() if device.kind == "cuda" else grid_cpu.classes()
 
 

@@ -23,7 +23,7 @@ F32 = "float32"
 
 
 def classes() -> dict[str, list[Point]]:
-    """The grid by class; the names are only for order."""
+    """Return the grid by class; the names are only for order."""
     return {
         "gemm": plain(_gemms()),
         "attention": plain(chain(*_attention())),
@@ -186,10 +186,14 @@ def _pools_and_norms() -> list[Operation]:
 
 def _optimizers() -> list[Operation]:
     found: list[Operation] = []
-    for parts in (
+    for parameters in (
         parameter_list(F32, 2, 64, 512),
         parameter_list(F32, 2, 128, 4000),
         [tensor(F32, width) for width in powers(64, 4096, 30)],
     ):
-        found += [*operators.foreach_adamw(parts), *operators.foreach_sgd(parts), operators.fused_adamw(parts)]
+        found += [
+            *operators.foreach_adamw(parameters),
+            *operators.foreach_sgd(parameters),
+            operators.fused_adamw(parameters),
+        ]
     return found

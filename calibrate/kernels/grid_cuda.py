@@ -33,7 +33,7 @@ SHARES = {"fp32": 1.0, "bf16": 1.0, "tf32": 0.7, "fp16": 0.2}  # fp16 runs the k
 
 
 def classes() -> dict[str, list[Point]]:
-    """The grid by class; the names are only for order."""
+    """Return the grid by class; the names are only for order."""
     return {
         **{f"gemm {kind}": _gemms(kind, share) for kind, share in SHARES.items()},
         "head": _language_heads(),
@@ -66,7 +66,7 @@ def _gemms(kind: str, share: float) -> list[Point]:
 
 
 def _language_heads() -> list[Point]:
-    """Products with a vocabulary as one size, and products of very few rows."""
+    """Return GEMMs with a vocabulary as one size, and GEMMs of very few rows."""
     draw = random.Random("heads")
     found: list[Point] = []
     for kind, dtype in KINDS.items():
@@ -145,7 +145,7 @@ def _pointwise() -> list[Operation]:
 
 
 def call_scalar(name: str, x: TensorSpec, out: TensorSpec, scalar: float) -> Operation:
-    """A tensor and a number in, a tensor of another layout out."""
+    """Return a call that takes a tensor and a number, and gives a tensor of another layout."""
     return operators.call(name, x, scalar, out=out)
 
 
@@ -200,7 +200,7 @@ def _columns() -> list[Operation]:
 
 
 def _full_reductions() -> list[Operation]:
-    """To one value, within a block and by many; and to few values of long rows, and of long columns."""
+    """Return reductions to one value, within a block and by many, and to few values of long rows and columns."""
     found: list[Operation] = []
     for i, elements in enumerate((2**10, 2**14, 100_000, 2**17, 2**20, 12_582_912, 50_331_648, 2**28)):
         found.append(operators.full_reduction(("sum.default", "mean.default")[i % 2], tensor(F32, elements)))
@@ -352,15 +352,15 @@ def _optimizers() -> list[Operation]:
     ]  # fmt: skip
     half = [parameter_list(BF16, 2, 1024, 32000), parameter_list(BF16, 8, 2048, 32000)]
     found: list[Operation] = []
-    for i, parts in enumerate([*lists, half[0]]):
-        found += operators.foreach_adamw(parts)
+    for i, parameters in enumerate([*lists, half[0]]):
+        found += operators.foreach_adamw(parameters)
         if i % 2 == 1:
-            found += operators.foreach_sgd(parts)
-    found += [operators.fused_adamw(parts) for parts in [*lists, *half]]
+            found += operators.foreach_sgd(parameters)
+    found += [operators.fused_adamw(parameters) for parameters in [*lists, *half]]
     found += [operators.fused_sgd(lists[2]), operators.fused_sgd(lists[0])]
     return [*found, unary_list("_foreach_add_.Scalar", 64), unary_list("_foreach_add_.Scalar", 300)]
 
 
 def unary_list(name: str, count: int) -> Operation:
-    """A list operator on step counters, one element each."""
+    """Return a list operator on step counters, one element each."""
     return operators.call(name, tuple(tensor(F32) for _ in range(count)), 1)

@@ -14,7 +14,7 @@ CLOSING_BYTES = (10_009, 10_007)
 
 
 def scripts(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
-    """The memory script of every marked call, in order.
+    """Return the memory script of every marked call, in order.
 
     history: entries with ``action``, ``addr`` and ``size`` (bytes asked for), as in ``device_traces`` of torch's memory
     snapshot. A script lists +n for an allocation of n bytes and -k for the end of the script's k-th allocation.

@@ -1,7 +1,7 @@
 """Operator calls spelt exactly as a trace spells them, so that a grid point and a workload's call share a kernel key.
 
 Positional arguments as the dispatcher passes them (trailing defaults dropped), keyword arguments sorted by name, dtypes
-and formats as text. Dimensions: B batch, H heads, S sequence, D head size; m, n, k as in a product [m, k] x [k, n].
+and formats as text. Dimensions: B batch, H heads, S sequence, D head size; m, n, k as in a GEMM [m, k] x [k, n].
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Shape = tuple[int, ...]
 
 
 def tensor(dtype: str, *shape: int, stride: Shape | None = None, device: str = "cuda") -> TensorSpec:
-    """A tensor on the device, row-major unless ``stride`` (elements) says otherwise."""
+    """Return a tensor on the device, row-major unless ``stride`` (elements) says otherwise."""
     return TensorSpec(shape, contiguous_stride(shape) if stride is None else stride, dtype, device)
 
 
 def channels_last(dtype: str, *shape: int) -> TensorSpec:
-    """A [batch, channels, height, width] tensor whose channels are innermost."""
+    """Return a [batch, channels, height, width] tensor whose channels are innermost."""
     _, channels, height, width = shape
     return TensorSpec(shape, (channels * height * width, 1, width * channels, channels), dtype)
 
 
 def image(dtype: str, shape: Shape, last: bool) -> TensorSpec:
-    """A 4-dimensional tensor, channels last or contiguous."""
+    """Return a 4-dimensional tensor, channels last or contiguous."""
     return channels_last(dtype, *shape) if last else tensor(dtype, *shape)
 
 
@@ -37,7 +37,7 @@ def call(name: str, *inputs: Argument, out: TensorSpec | Sequence[TensorSpec] = 
 
 
 def square(operation: Operation) -> Operation:
-    """The same call with one tensor (or list) for its last two of three: ``addcmul_(x, gradient, gradient)``."""
+    """Return the same call with one tensor (or list) for its last two of three: ``addcmul_(x, gradient, gradient)``."""
     count = len(operation.input_tensors()) // 3
     first, second = range(count), range(count, 2 * count)
     return replace(operation, same=(*first, *second, *second))
@@ -62,13 +62,13 @@ def mm(dtype: str, m: int, n: int, k: int, layout: str = "NN") -> Operation:
 
 
 def addmm(dtype: str, m: int, n: int, k: int, layout: str = "NT") -> Operation:
-    """The same with a bias row of n added."""
+    """Return the same with a bias row of n added."""
     a, b = _operands(dtype, (), m, n, k, layout)
     return call("addmm.default", tensor(dtype, n), a, b, out=tensor(dtype, m, n))
 
 
 def bmm(dtype: str, batch: int, m: int, n: int, k: int, layout: str = "NN") -> Operation:
-    """``batch`` products at once."""
+    """Return ``batch`` GEMMs at once."""
     a, b = _operands(dtype, (batch,), m, n, k, layout)
     return call("bmm.default", a, b, out=tensor(dtype, batch, m, n))
 
@@ -94,7 +94,7 @@ def attention(
     causal: bool,
     dropout: float = 0.0,
 ) -> tuple[Operation, Operation]:
-    """Forward and backward of self-attention by cudnn, flash or efficient; heads are a view of [B, S, H D]."""
+    """Return forward and backward of self-attention by cudnn, flash or efficient; heads are a view of [B, S, H D]."""
     query, key = _heads(dtype, batch, heads, sequence, size), _heads(dtype, batch, kv_heads, sequence, size)
     scale = size**-0.5
     grads = (query, key, key)
@@ -147,7 +147,7 @@ def attention(
 
 
 def unary(name: str, x: TensorSpec, *scalars: Argument, **keywords: Argument) -> Operation:
-    """One tensor in, an equally laid out (dense) one out; also in-place operators."""
+    """Return a call that takes one tensor and gives one of the same (dense) layout; also in-place operators."""
     return call(name, x, *scalars, out=x, **keywords)
 
 
@@ -157,7 +157,7 @@ def binary(name: str, x: TensorSpec, y: TensorSpec, *scalars: Argument, out: Ten
 
 
 def layer_norm(dtype: str, batch: int, sequence: int, width: int) -> tuple[Operation, Operation]:
-    """Forward and backward over the last dimension, weight and bias of the same dtype."""
+    """Return forward and backward over the last dimension, weight and bias of the same dtype."""
     x, weight, row = tensor(dtype, batch, sequence, width), tensor(dtype, width), tensor("float32", batch, sequence, 1)
     forward = call("native_layer_norm.default", x, (width,), weight, weight, 1e-05, out=(x, row, row))
     backward = call(
@@ -176,7 +176,7 @@ def layer_norm(dtype: str, batch: int, sequence: int, width: int) -> tuple[Opera
 
 
 def rms_norm(dtype: str, batch: int, sequence: int, width: int) -> tuple[Operation, Operation]:
-    """Forward and backward of the fused RMS norm over the last dimension."""
+    """Return forward and backward of the fused RMS norm over the last dimension."""
     x, weight, row = tensor(dtype, batch, sequence, width), tensor(dtype, width), tensor("float32", batch, sequence, 1)
     forward = call("_fused_rms_norm.default", x, (width,), weight, 1e-06, out=(x, row))
     backward = call("_fused_rms_norm_backward.default", x, x, (width,), row, weight, (True, True), out=(x, weight))
@@ -184,7 +184,9 @@ def rms_norm(dtype: str, batch: int, sequence: int, width: int) -> tuple[Operati
 
 
 def softmax(dtype: str, shape: Shape, log: bool = False) -> tuple[Operation, Operation]:
-    """Forward and backward over the last dimension: of attention scores, or (``log``) of a cross-entropy's logits."""
+    """Return forward and backward over the last dimension: of attention scores, or (``log``) of a cross-entropy's
+    logits.
+    """
     x, dim = tensor(dtype, *shape), 1 if log else -1
     name = "_log_softmax" if log else "_softmax"
     forward = call(f"{name}.default", x, dim, False, out=x)
@@ -192,7 +194,7 @@ def softmax(dtype: str, shape: Shape, log: bool = False) -> tuple[Operation, Ope
 
 
 def nll_loss(dtype: str, rows: int, classes: int) -> tuple[Operation, Operation]:
-    """Forward and backward of the mean negative log-likelihood."""
+    """Return forward and backward of the mean negative log-likelihood."""
     x, target, scalar = tensor(dtype, rows, classes), tensor("int64", rows), tensor(dtype)
     forward = call("nll_loss_forward.default", x, target, None, 1, -100, out=(scalar, scalar))
     backward = call("nll_loss_backward.default", scalar, x, target, None, 1, -100, scalar, out=x)
@@ -206,7 +208,9 @@ def reduction(name: str, x: TensorSpec, dims: Shape) -> Operation:
 
 
 def full_reduction(name: str, x: TensorSpec, *scalars: Argument, **keywords: Argument) -> Operation:
-    """A reduction of all of ``x`` to one value: ``sum.default``, ``linalg_vector_norm.default``, ``var.correction``."""
+    """Return a reduction of all of ``x`` to one value: ``sum.default``, ``linalg_vector_norm.default``,
+    ``var.correction``.
+    """
     dtype = "int64" if name.startswith("arg") else x.dtype
     return call(name, x, *scalars, out=tensor(dtype), **keywords)
 
@@ -229,11 +233,11 @@ def contiguous(x: TensorSpec) -> Operation:
     return call("clone.default", x, out=tensor(x.dtype, *x.shape), memory_format="torch.contiguous_format")
 
 
-def cat(parts: Sequence[TensorSpec], dim: int) -> Operation:
+def cat(tensors: Sequence[TensorSpec], dim: int) -> Operation:
     """Concatenation along ``dim``, equal in the other dimensions."""
-    shape = list(parts[0].shape)
-    shape[dim] = sum(part.shape[dim] for part in parts)
-    return call("cat.default", tuple(parts), dim, out=tensor(parts[0].dtype, *shape))
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(each.shape[dim] for each in tensors)
+    return call("cat.default", tuple(tensors), dim, out=tensor(tensors[0].dtype, *shape))
 
 
 def dropout(x: TensorSpec, p: float = 0.1) -> tuple[Operation, Operation]:
@@ -320,44 +324,44 @@ def batch_norm(
 
 
 def foreach_adamw(tensors: Sequence[TensorSpec]) -> list[Operation]:
-    """The eight list operators of AdamW's foreach step on the device."""
-    parts, numbers = tuple(tensors), tuple(0.5 for _ in tensors)
+    """Return the eight list operators of AdamW's foreach step on the device."""
+    operands, numbers = tuple(tensors), tuple(0.5 for _ in tensors)
     return [
-        call("_foreach_mul_.Scalar", parts, 0.999),
-        call("_foreach_lerp_.Scalar", parts, parts, 0.1),
-        square(call("_foreach_addcmul_.Scalar", parts, parts, parts, 0.001)),
-        call("_foreach_sqrt.default", parts, out=parts),
-        call("_foreach_div_.ScalarList", parts, numbers),
-        call("_foreach_add_.Scalar", parts, 1e-08),
-        call("_foreach_addcdiv_.ScalarList", parts, parts, parts, numbers),
+        call("_foreach_mul_.Scalar", operands, 0.999),
+        call("_foreach_lerp_.Scalar", operands, operands, 0.1),
+        square(call("_foreach_addcmul_.Scalar", operands, operands, operands, 0.001)),
+        call("_foreach_sqrt.default", operands, out=operands),
+        call("_foreach_div_.ScalarList", operands, numbers),
+        call("_foreach_add_.Scalar", operands, 1e-08),
+        call("_foreach_addcdiv_.ScalarList", operands, operands, operands, numbers),
     ]
 
 
 def foreach_sgd(tensors: Sequence[TensorSpec]) -> list[Operation]:
     """List operators of SGD with momentum and of gradient clipping that AdamW has not."""
-    parts = tuple(tensors)
-    scalars = tuple(tensor(part.dtype) for part in parts)
+    operands = tuple(tensors)
+    scalars = tuple(tensor(each.dtype) for each in operands)
     return [
-        call("_foreach_add_.List", parts, parts, alpha=-0.01),
-        call("_foreach_norm.Scalar", parts, 2.0, out=scalars),
-        call("_foreach_mul_.Tensor", parts, tensor("float32")),
+        call("_foreach_add_.List", operands, operands, alpha=-0.01),
+        call("_foreach_norm.Scalar", operands, 2.0, out=scalars),
+        call("_foreach_mul_.Tensor", operands, tensor("float32")),
     ]
 
 
 def fused_adamw(tensors: Sequence[TensorSpec]) -> Operation:
-    """One fused AdamW step: parameters, gradients, both moments, step counters on the device."""
-    parts = tuple(tensors)
-    steps = tuple(tensor("float32") for _ in parts)
+    """Return one fused AdamW step: parameters, gradients, both moments, step counters on the device."""
+    operands = tuple(tensors)
+    steps = tuple(tensor("float32") for _ in operands)
     return call(
-        "_fused_adamw_.default", parts, parts, parts, parts, (), steps,
+        "_fused_adamw_.default", operands, operands, operands, operands, (), steps,
         lr=0.001, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-08, amsgrad=False, maximize=False,
     )  # fmt: skip
 
 
 def fused_sgd(tensors: Sequence[TensorSpec]) -> Operation:
-    """One fused SGD step with momentum."""
-    parts = tuple(tensors)
+    """Return one fused SGD step with momentum."""
+    operands = tuple(tensors)
     return call(
-        "_fused_sgd_.default", parts, parts, parts,
+        "_fused_sgd_.default", operands, operands, operands,
         weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
     )  # fmt: skip

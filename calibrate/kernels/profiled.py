@@ -18,7 +18,17 @@ Maker = Callable[[], Callable[[], object]]  # makes a call
 
 
 class Activity(NamedTuple):
-    """Of one call. launches: kernels, copies, fills. busy_s: the device worked. memory_script: see KernelRecord."""
+    """What one call launched and allocated.
+
+    Parameters
+    ----------
+    launches : int
+        Kernels, copies and fills.
+    busy_s : float
+        Seconds for which the device worked.
+    memory_script
+        See :class:`~perfmodel.hardware.profile.KernelRecord`.
+    """
 
     launches: int
     busy_s: float
@@ -82,7 +92,7 @@ def observe(makers: Iterable[Maker], report: Callable[[int], None]) -> list[Acti
 
 
 def _run(maker: Maker, index: int) -> bool | None:
-    """Whether the marked call succeeded; None where it never came to one."""
+    """Return whether the marked call succeeded; None where it never came to one."""
     try:
         call = maker()
         call()

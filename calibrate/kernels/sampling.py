@@ -12,11 +12,11 @@ from perfmodel.trace.operation import Operation, TensorSpec
 
 Point = tuple[Operation, bool]  # the call, and whether TF32 is allowed in it
 GEMM_FLOPS = {"fp32": (1e7, 2.5e11), "tf32": (1e7, 8e11), "bf16": (1e7, 1.6e12), "fp16": (1e7, 1.6e12)}
-GEMM_ELEMENTS = 400e6  # of both factors and the product
+GEMM_ELEMENTS = 400e6  # of both factors and the result
 
 
 def plain(*groups: Iterable[Operation]) -> list[Point]:
-    """The operations of all groups, TF32 off (cuDNN's own switch is not a GEMM's)."""
+    """Return the operations of all groups, TF32 off (cuDNN's own switch is not a GEMM's)."""
     return [(operation, False) for group in groups for operation in group]
 
 
@@ -36,7 +36,7 @@ def latin_hypercube(seed: str, count: int, *ranges: tuple[float, float]) -> list
 
 
 def rounded(value: float, draw: random.Random) -> int:
-    """A size as models have them: mostly multiples of 64 or powers of two, some multiples of 8, a few odd."""
+    """Return a size as models have them: mostly multiples of 64 or powers of two, some multiples of 8, a few odd."""
     kind = draw.random()
     if kind < 0.30:
         return int(2 ** round(math.log2(value)))
@@ -74,7 +74,7 @@ def gemm_sizes(
 
 
 def gemms(build: Callable[..., Operation], dtype: str, kind: str, layout: str, count: int) -> list[Point]:
-    """Products in one layout: tokens are the rows of a forward or input-gradient product, a weight gradient's depth."""
+    """Return GEMMs in one layout: tokens are the rows of forward and input gradients, the depth of weight gradients."""
     tokens, width = (64, 16384), (64, 16384)
     ranges = (width, width, tokens) if layout == "TN" else (tokens, width, width)
     seed = f"{build.__name__} {kind} {layout}"
@@ -84,7 +84,7 @@ def gemms(build: Callable[..., Operation], dtype: str, kind: str, layout: str, c
 def batched_gemms(
     dtype: str, kind: str, layout: str, count: int, batches: tuple[int, int], size: tuple[int, int]
 ) -> list[Point]:
-    """Batched products as attention written out has them: one of the three sizes is a head's."""
+    """Return batched GEMMs as attention written out has them: one of the three sizes is a head's."""
     draw = random.Random(f"bmm {kind} {layout}")
     found: list[Point] = []
     samples = latin_hypercube(f"bmm {kind} {layout}", 8 * count, batches, size, size)
@@ -101,7 +101,7 @@ def batched_gemms(
 
 
 def parameter_list(dtype: str, layers: int, width: int, vocabulary: int) -> list[TensorSpec]:
-    """The parameters of a decoder of that size: few large tensors, many vectors."""
+    """Return the parameters of a decoder of that size: few large tensors, many vectors."""
     layer = [
         tensor(dtype, width), tensor(dtype, 3 * width, width), tensor(dtype, width, width),
         tensor(dtype, width), tensor(dtype, 4 * width, width), tensor(dtype, width, 4 * width),
@@ -111,7 +111,7 @@ def parameter_list(dtype: str, layers: int, width: int, vocabulary: int) -> list
 
 
 def image_parameter_list(dtype: str, stages: int) -> list[TensorSpec]:
-    """The parameters of a residual network: many tensors, most of them small."""
+    """Return the parameters of a residual network: many tensors, most of them small."""
     found: list[TensorSpec] = []
     for stage in range(stages):
         width = 64 * 2**stage
@@ -123,7 +123,7 @@ def image_parameter_list(dtype: str, stages: int) -> list[TensorSpec]:
 
 
 def _activation(dtype: str, elements: int, width: int = 1024) -> TensorSpec:
-    """An activation [batch, sequence, width] of about so many elements."""
+    """Return an activation [batch, sequence, width] of about so many elements."""
     rows = max(1, round(elements / width))
     batch = 4 if rows % 4 == 0 and rows >= 16 else 1
     return tensor(dtype, batch, rows // batch, width)

@@ -16,7 +16,7 @@ STARTER = "PERFMODEL_STARTED_BY"  # environment: the process that a child is to 
 
 
 def ending_with(process: int, command: Sequence[str], environment: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The command and environment of a child that ends with ``process``, which starts it."""
+    """Return the command and environment of a child that ends with ``process``, which starts it."""
     return [sys.executable, "-IS", __file__, *command], environment | {STARTER: str(process)}
 
 

@@ -72,7 +72,7 @@ def _cuda_facts() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables that change how torch and NCCL run; values that are paths are left out."""
+    """Return the environment variables that change how torch and NCCL run; values that are paths are left out."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -81,7 +81,7 @@ def environment() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's model name, or its architecture where the system does not say."""
+    """Return the processor's model name, or its architecture where the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def host_memory_bytes() -> int:
 
 
 def device_section(device: str) -> Device:
-    """The profile's device, from the driver and the datasheet."""
+    """Return the profile's device, from the driver and the datasheet."""
     if device == "cpu":
         return Device(kind="cpu", name=cpu_name(), memory_bytes=host_memory_bytes())
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -52,7 +52,7 @@ class Ranks:
         self._round = 0
 
     def largest(self, value: float) -> float:
-        """The largest value that any rank gives; every rank must ask, in the same order."""
+        """Return the largest value that any rank gives; every rank must ask, in the same order."""
         self._round += 1
         self._store.set(f"{self._round}/{self.rank}", repr(value))
         return max(float(self._store.get(f"{self._round}/{rank}")) for rank in range(self.size))
@@ -119,7 +119,7 @@ def _environment(interconnect: str | None, rank: int, size: int) -> dict[str, st
 
 
 def of_rank_path(path: Path, rank: int) -> Path:
-    """The file of a rank beside rank 0's, whose name stays.
+    """Return the file of a rank beside rank 0's, whose name stays.
 
     >>> of_rank_path(Path("gpt-2.7b.trace.json.gz"), 1).name, of_rank_path(Path("result.json"), 0).name
     ('gpt-2.7b.rank1.trace.json.gz', 'result.json')
@@ -136,8 +136,8 @@ def telling(folder: Path, rank: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        told = {"error": str(error), "kind": type(error).__name__, "rank": rank, "at_s": time.time()}
-        write_atomically(_failure(folder, rank), json.dumps(told), None)
+        report = {"error": str(error), "kind": type(error).__name__, "rank": rank, "at_s": time.time()}
+        write_atomically(_failure(folder, rank), json.dumps(report), None)
         raise
 
 
@@ -205,8 +205,9 @@ def run_ranks(launch: Launch) -> None:
 
 
 def run_within(timeout_s: float, command: Sequence[str], log: Path, environment: dict[str, str]) -> int:
-    """The exit code of a command that writes what it says to ``log``. Its processes end at the latest with this call,
-    or with this process.
+    """Return the exit code of a command that writes what it says to ``log``.
+
+    Its processes end at the latest with this call, or with this process.
 
     Raises
     ------
@@ -245,12 +246,12 @@ def _time_is_up(launch: Launch) -> PerfModelError:
 
 def _first_failure(launch: Launch, log: str) -> PerfModelError:
     failures = [json.loads(path.read_text()) for path in launch.folder.glob("failure.*.json")]
-    sentences = [told for told in failures if told["kind"] == PerfModelError.__name__]
+    sentences = [report for report in failures if report["kind"] == PerfModelError.__name__]
     if sentences:
         return PerfModelError(_earliest(sentences)["error"])
     print(log, file=sys.stderr, end="")
     failures += _vanished(failures, log)
-    causes = [told for told in failures if not _gave_up(told)]
+    causes = [report for report in failures if not _gave_up(report)]
     if causes or not failures:
         cause = _described(_earliest(causes)) if causes else "no rank said why"
         return PerfModelError(
@@ -264,25 +265,25 @@ def _first_failure(launch: Launch, log: str) -> PerfModelError:
 
 
 def _vanished(failures: list[dict[str, Any]], log: str) -> list[dict[str, Any]]:
-    """A rank that ended without a word, as NCCL's watchdog ends one that waits too long: what the log tells."""
+    """Return what the log says of a rank that ended without a word, as NCCL's watchdog ends one that waits too long."""
     for line in log.splitlines():
         if not failures and "caught collective operation timeout" in line:
             return [{"error": line.rpartition("] ")[2], "kind": "NCCL", "rank": "?", "at_s": 0.0}]
     found = ROOT_CAUSE.search(log)
-    if found is None or int(found["rank"]) in [told["rank"] for told in failures]:
+    if found is None or int(found["rank"]) in [report["rank"] for report in failures]:
         return []
     return [{"error": found["code"], "kind": "exit code", "rank": int(found["rank"]), "at_s": 0.0}]
 
 
-def _gave_up(told: dict[str, Any]) -> bool:
-    """Whether the rank was waiting for another."""
-    return any(sign in told["error"].lower() for sign in SIGNS_OF_WAITING)
+def _gave_up(report: dict[str, Any]) -> bool:
+    """Return whether the rank was waiting for another."""
+    return any(sign in report["error"].lower() for sign in SIGNS_OF_WAITING)
 
 
 def _earliest(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    return min(failures, key=lambda told: float(told["at_s"]))
+    return min(failures, key=lambda report: float(report["at_s"]))
 
 
-def _described(told: dict[str, Any]) -> str:
-    lines = told["error"].strip().splitlines()
-    return f"rank {told['rank']}: {told['kind']}: {lines[0] if lines else ''}"[:LONGEST_CAUSE]
+def _described(report: dict[str, Any]) -> str:
+    lines = report["error"].strip().splitlines()
+    return f"rank {report['rank']}: {report['kind']}: {lines[0] if lines else ''}"[:LONGEST_CAUSE]

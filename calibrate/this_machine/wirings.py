@@ -1,4 +1,4 @@
-"""The ways in which the ranks of one machine can be wired, and what makes NCCL take each."""
+"""The interconnects that the ranks of one machine can use, and what makes NCCL use each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment(name: str, rank: int, ranks: int) -> dict[str, str]:
 
 
 def members(size: int, ranks: int, nodes: int) -> list[int]:
-    """Which of the ranks make a group of ``size``: the first, or, where they are several nodes', some of each.
+    """Return which of the ranks make a group of ``size``: the first, or, where they are several nodes', some of each.
 
     >>> members(2, 4, 1), members(2, 4, 2), members(3, 4, 2)
     ([0, 1], [0, 2], [0, 1, 2])
@@ -41,7 +41,7 @@ def members(size: int, ranks: int, nodes: int) -> list[int]:
 
 
 def backend_of(device: str, interconnect: str | None) -> Literal["nccl", "gloo"]:
-    """The library that ranks talk through.
+    """Return the library that ranks talk through.
 
     >>> backend_of("cuda", "nvlink"), backend_of("cuda", "gloo"), backend_of("cpu", None)
     ('nccl', 'gloo', 'gloo')
@@ -50,5 +50,5 @@ def backend_of(device: str, interconnect: str | None) -> Literal["nccl", "gloo"]
 
 
 def nodes_of(name: str) -> int:
-    """Hosts that the library sees."""
+    """Return how many hosts the library sees."""
     return 2 if name == "two-nodes" else 1

@@ -37,13 +37,13 @@ class Stream(Protocol):
         """Keep the stream busy that long."""
 
     def mark(self) -> Any:
-        """A point in the stream."""
+        """Return a point in the stream."""
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has reached it."""
+        """Return whether the device has reached it."""
 
     def between_s(self, first: Any, last: Any) -> float:
-        """Seconds from mark to mark; waits for the last."""
+        """Return seconds from mark to mark; waits for the last."""
 
     def drain(self) -> None:
         """Wait until the stream is idle."""
@@ -109,7 +109,7 @@ class CudaSeparator:
 
 
 def separate_s(first_second_s: float, first_third_s: float, second_third_s: float) -> float:
-    """Time of the first of three kernels from the times of each two.
+    """Return the time of the first of three kernels from the times of each two.
 
     >>> separate_s(1.0 + 2.0, 1.0 + 5.0, 2.0 + 5.0)
     1.0
@@ -144,11 +144,11 @@ class CudaStopwatch:
         self._separator = separator
 
     def limited(self, limits: Limits) -> CudaStopwatch:
-        """The same stopwatch with other limits."""
+        """Return the same stopwatch with other limits."""
         return CudaStopwatch(self.stream, limits, self._clock, self._separator)
 
     def measure(self, call: Callable[[], object]) -> Samples:
-        """Samples of ``call``.
+        """Return samples of ``call``.
 
         Raises
         ------

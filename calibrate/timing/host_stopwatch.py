@@ -34,7 +34,7 @@ OPERATOR_LIMITS = Limits(fewest=3, most=5, enough_spread=0.05, enough_s=2e-3, sa
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Nothing is collected inside; what exists already is not looked at again."""
+    """Collect no garbage inside; what exists already is not looked at again."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -46,12 +46,12 @@ def no_collection() -> Iterator[None]:
 
 
 def autocast(device: str, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[Any]:
-    """Forward under autocast, or not."""
+    """Return a context in which forward runs under autocast, or not."""
     return torch.autocast(device, dtype) if enabled else nullcontext()
 
 
 def record(values_s: list[float], base_s: float = 0.0, per: float = 1.0) -> HostRecord:
-    """Median of the samples less ``base_s``, over ``per`` occurrences; the spread is that of the samples.
+    """Return the median of the samples less ``base_s``, over ``per`` occurrences; the spread is that of the samples.
 
     What noise makes so negative that no profile may hold it is cut off.
     """
@@ -68,7 +68,7 @@ def timed(function: Callable[[], Any], clock: Callable[[], float] = time.perf_co
 
 
 def time_backward(roots: list[torch.Tensor], device: str) -> float:
-    """Seconds of one run of the engine over these, and of freeing what led to them (``roots`` is emptied)."""
+    """Return seconds of one run of the engine over these, and of freeing what led to them (``roots`` is emptied)."""
     gradients = [torch.ones_like(root) for root in roots]
     synchronize(device)
 
@@ -199,7 +199,7 @@ def observe(
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor of a result: tuples, lists, dicts and models' output objects are opened."""
+    """Return every tensor of a result: tuples, lists, dicts and models' output objects are opened."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -210,7 +210,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def differentiable(value: Any) -> list[torch.Tensor]:
-    """Those of its tensors that have a backward."""
+    """Return the tensors of a result that have a backward."""
     return [tensor for tensor in tensors_in(value) if tensor.grad_fn is not None]
 
 
@@ -234,7 +234,7 @@ class OperatorTimes:
         self._note = note
 
     def total(self, calls: list[tuple[Any, Any, Any]]) -> float:
-        """Of all these calls together."""
+        """Return the seconds of all these calls together."""
         if not self.is_needed:
             return 0.0
         keys = [f"{func} {_spell(args)} {_spell(kwargs)}" for func, args, kwargs in calls]

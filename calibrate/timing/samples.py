@@ -1,4 +1,6 @@
-"""When enough samples are taken, what they say, and the stopwatch of a CPU. The device's stopwatch: cuda_timing.py."""
+"""Samples, the limits that say when there are enough, and the stopwatch of a CPU.
+
+The device's stopwatch is :mod:`calibrate.timing.cuda_stopwatch`."""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Stopwatch(Protocol):
 
 
 def relative_spread(values: Sequence[float]) -> float:
-    """Standard deviation over median; 0 for fewer than two values and where nothing took any time (or, by noise, less).
+    """Return the standard deviation over the median.
+
+    It is 0 for fewer than two values and where nothing took any time (or, by noise, less).
 
     >>> relative_spread([1.0, 2.0, 3.0])
     0.5
@@ -71,7 +75,7 @@ def call_record(values_s: Sequence[float]) -> CallRecord:
 
 
 def calls_per_sample(call_s: float, limits: Limits) -> int:
-    """How many calls in a row make one sample.
+    """Return how many calls in a row make one sample.
 
     >>> calls_per_sample(1e-3, Limits()), calls_per_sample(0.2, Limits()), calls_per_sample(1e-9, Limits())
     (3, 1, 400)
@@ -82,7 +86,9 @@ def calls_per_sample(call_s: float, limits: Limits) -> int:
 
 
 def is_enough(values_s: Sequence[float], spent_s: float, limits: Limits) -> bool:
-    """Whether sampling may stop: agreement or time spent, but never before the fewest nor after the most samples."""
+    """Return whether sampling may stop, for agreement or time spent, but never before the fewest nor after the most
+    samples.
+    """
     is_long = bool(values_s) and statistics.median(values_s) > limits.long_call_s
     fewest, most = (limits.fewest_long, limits.most_long) if is_long else (limits.fewest, limits.most)
     if len(values_s) < fewest:
@@ -98,7 +104,7 @@ class CpuStopwatch:
         self._clock = clock
 
     def measure(self, call: Callable[[], object]) -> Samples:
-        """Median-ready samples of ``call``."""
+        """Return samples of ``call``."""
         call()
         calls = calls_per_sample(self._sample(call, 1), self._limits)
         began_s = self._clock()

@@ -27,7 +27,7 @@ LARGE_CAP_MB, SMALL_CAP_MB = 25.0, 1e-6  # one bucket, and one a parameter
 
 
 def call_records(device: str, reference_s: float | None) -> dict[str, CallRecord]:
-    """By call, see :class:`~perfmodel.hardware.interconnect.CallRecord`; every rank measures at the same time."""
+    """Return records by call; every rank measures at the same time."""
     with no_collection():
         reference = HostReference(device, reference_s)
         found = _calls(device, reference) | _ddp(device, reference)
@@ -63,7 +63,7 @@ def _calls(device: str, reference: HostReference) -> dict[str, CallRecord]:
 
 
 def _ddp(device: str, reference: HostReference) -> dict[str, CallRecord]:
-    """Forward: a. Backward: b a parameter and c a bucket, from models with few and many of each."""
+    """Fit forward = a, and backward = b x parameters + c x buckets, on models with few and many of each."""
     rows, forward_s, backward_s, spreads = [], [], [], []
     for count in COUNTS:
         plain = step_seconds(linears(count, device), device, reference)

@@ -1,4 +1,4 @@
-"""Host seconds of what a rank does itself where fully_shard keeps its part in host memory.
+"""Host seconds of what a rank does itself where fully_shard keeps its shard in host memory.
 
 An optimizer's step over DTensors there, of which each rank runs its own at the same time, with as many threads as
 torch's launcher leaves it (one, unless OMP_NUM_THREADS is set):
@@ -6,7 +6,7 @@ torch's launcher leaves it (one, unless OMP_NUM_THREADS is set):
     seconds = a + b x parameters + c x MiB of these in float32
 
 a and b by few and many small parameters. c by large ones, not scaled to the reference: memory paces them, which is no
-slower where the reference is. And a copy of a small part to the device, and to the host.
+slower where the reference is. And a copy of a small shard to the device, and to the host.
 """
 
 from __future__ import annotations
@@ -37,20 +37,26 @@ LARGE_ROUNDS = 5
 
 
 def offload_records(device: str, reference: HostReference) -> dict[str, CallRecord]:
-    """Of ``cpu optimizer ...`` and copies; none on a CPU, which has nothing to offload."""
+    """Return records of ``cpu optimizer ...`` and copies; none on a CPU, which has nothing to offload."""
     if device == "cpu":
         return {}
     return optimizer_records(init_device_mesh(device, (dist.get_world_size(),)), reference) | _copies(device, reference)
 
 
 def optimizer_records(mesh: DeviceMesh, reference: HostReference, large: int = LARGE) -> dict[str, CallRecord]:
-    """Of ``cpu optimizer ...``; every rank of the mesh measures at the same time. large: how many large parts."""
+    """Return records of ``cpu optimizer ...``; every rank of the mesh measures at the same time.
+
+    Parameters
+    ----------
+    large : int
+        How many large shards there are.
+    """
     small = [_offloaded(linears(count, mesh.device_type), mesh) for count in COUNTS]
-    parts = _offloaded(_large(large, mesh), mesh)
+    shards = _offloaded(_large(large, mesh), mesh)
     found: dict[str, CallRecord] = {}
     for prefix in host_calls.OPTIMIZERS_OVER_DTENSORS:
         small_s = [_samples_s(prefix, each, mesh, reference, LOOP_ROUNDS) for each in small]
-        large_s = _samples_s(prefix, parts, mesh, reference, LARGE_ROUNDS, as_timed=True)
+        large_s = _samples_s(prefix, shards, mesh, reference, LARGE_ROUNDS, as_timed=True)
         found |= _records(host_calls.on_host(prefix), small_s, large_s, large)
     return found
 
@@ -62,7 +68,7 @@ def _large(count: int, mesh: DeviceMesh) -> nn.Sequential:
 
 
 def _records(call: str, small_s: list[list[float]], large_s: list[float], large: int) -> dict[str, CallRecord]:
-    """From samples over few and many small parameters, and over so many large ones."""
+    """Return records from samples over few and many small parameters, and over so many large ones."""
     rows, medians_s = [(1, count) for count in COUNTS], [statistics.median(each) for each in small_s]
     names, spread = (call, host_calls.per_parameter(call)), max(map(relative_spread, small_s))
     found = line(names, rows, medians_s, spread, LOOP_ROUNDS)
@@ -73,7 +79,7 @@ def _records(call: str, small_s: list[list[float]], large_s: list[float], large:
 
 
 def _offloaded(model: nn.Module, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """The rank's parts of its parameters; pinned, as far as there is a device to pin them for."""
+    """Return the rank's shards of its parameters, pinned if there is a device to pin them for."""
     fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu"))
     return list(model.parameters())
 
@@ -86,8 +92,9 @@ def _samples_s(
     rounds: int,
     as_timed: bool = False,
 ) -> list[float]:
-    """Gradients stay where they are, as does the pinned memory that a step copies them to: were they allocated anew,
-    so would be the pages of the optimizer's temporaries.
+    """Time a loop whose gradients stay where they are, as does the pinned memory that a step copies them to.
+
+    Were they allocated anew, so would be the pages of the optimizer's temporaries.
     """
     loop, flag = loop_of(prefix, parameters, mesh.device_type), torch.zeros(1, device=mesh.device_type)
     give_gradients(parameters)

@@ -41,7 +41,7 @@ Action = Callable[[], Any]
 
 
 class ActionPair(NamedTuple):
-    """An action of the stage, and what of it is the module's."""
+    """An action of the stage, and what the module computes in it."""
 
     name: str
     whole: Action
@@ -71,7 +71,9 @@ def pipeline_records(device: str, reference: HostReference, stopwatch: HostStopw
 
 
 def added(whole_s: Sequence[float], own_s: Sequence[float]) -> CallRecord:
-    """Median of what each action took more than the module's part of it right after; spread: of the whole."""
+    """Return the median of what each action took more than what the module computes in it, timed right after.
+
+    The spread is that of the whole action."""
     added_s = statistics.median(whole - own for whole, own in zip(whole_s, own_s, strict=True))
     return CallRecord(time_s=max(added_s, 0.0), spread=relative_spread(whole_s), samples=len(whole_s))
 

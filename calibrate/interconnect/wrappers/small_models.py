@@ -15,12 +15,12 @@ WIDTH = 16
 
 
 def linears(count: int, device: str) -> nn.Sequential:
-    """So many layers of one small parameter each."""
+    """Return so many layers of one small parameter each."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count))).to(device)
 
 
 def step_seconds(model: nn.Module, device: str, reference: HostReference) -> tuple[list[float], list[float]]:
-    """Host seconds of forward and of backward, each begun with the device idle, at the reference's speed."""
+    """Return host seconds of forward and of backward, each begun with the device idle, at the reference's speed."""
     x = torch.randn(2, WIDTH, device=device)
 
     def one_round() -> Timings:

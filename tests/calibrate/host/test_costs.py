@@ -238,7 +238,7 @@ def test_the_first_units_of_a_row_are_cold(monkeypatch, reference) -> None:
     monkeypatch.setattr(reference, "beat", lambda: None)
     noted: list[float] = []
     monkeypatch.setattr(reference, "note", lambda samples_s, seconds: noted.append(seconds))
-    bench = host_modules._Bench(trace_step(tiny()), tiny(), "cpu", NO_OPERATORS, reference, False, own_batch=False)
+    bench = host_modules.ModuleBench(trace_step(tiny()), tiny(), "cpu", NO_OPERATORS, reference, False, own_batch=False)
     monkeypatch.setattr(bench, "_prepare", lambda direction: None)
     assert bench._time_forward(lambda: ["result"], host_modules._Samples(), began_s) == ["result"]
     assert noted == [1.0, 20.0]
@@ -256,7 +256,7 @@ def test_leaves_that_are_no_parameters_are_borrowed() -> None:
 
 
 def test_loops_over_parameters_are_lines(monkeypatch) -> None:
-    bench = optimizers._Bench("cpu", NO_OPERATORS, None, 1)
+    bench = optimizers.LoopBench("cpu", NO_OPERATORS, None, 1)
     monkeypatch.setattr(bench, "time", lambda prefix, shapes: ([(7 + 2 * len(shapes)) * US] * 3, 1 * US))
     found = microseconds(optimizers._measure_line("clip", bench))
     assert found == {"clip": pytest.approx(6), "clip parameter": pytest.approx(2)}
@@ -264,7 +264,7 @@ def test_loops_over_parameters_are_lines(monkeypatch) -> None:
 
 @pytest.mark.parametrize("prefix", ["zero_grad", "clip", "scaler", *optimizers.IMPLEMENTATIONS])
 def test_every_loop_runs_on_parameters_with_gradients(prefix: str, few_samples, reference) -> None:
-    bench = optimizers._Bench("cpu", OperatorTimes("cpu", reference), reference, 1)
+    bench = optimizers.LoopBench("cpu", OperatorTimes("cpu", reference), reference, 1)
     values_s, operators_s = bench.time(prefix, [((3,), torch.float32)] * 2)
     assert len(values_s) == 1
     assert values_s[0] > 0
