@@ -56,8 +56,16 @@ DTYPES = (*USUAL, *(name for name in DTYPE_BYTES if name not in USUAL))
 
 
 class CollectiveCost(NamedTuple):
-    """time_s: from the last rank's arrival to the end. spread: relative standard deviation. source: how it is known;
-    extrapolated to other numbers of ranks, or beyond the largest size of a curve.
+    """What a collective costs, and how that is known.
+
+    Attributes
+    ----------
+    time_s : float
+        From the last rank's arrival to the end.
+    spread : float
+        Relative standard deviation.
+    source : str
+        ``exact``, ``curve``, or ``extrapolated`` to other numbers of ranks or beyond the largest size of a curve.
     """
 
     time_s: float
@@ -66,7 +74,7 @@ class CollectiveCost(NamedTuple):
 
 
 def ring_steps(kind: str, ranks: int) -> int:
-    """How often data is passed on, one after another.
+    """Return how often a ring passes data on, one step after another.
 
     >>> ring_steps("all_reduce", 4), ring_steps("all_gather", 4), ring_steps("exchange", 2)
     (6, 3, 1)
@@ -92,7 +100,7 @@ def collective_cost(
     exact: bool = True,
     sharing: int = 1,
 ) -> CollectiveCost:
-    """Of one collective.
+    """Return what one collective costs over an interconnect.
 
     Parameters
     ----------
@@ -190,7 +198,7 @@ def nodes_of(ranks: int, interconnect: Interconnect) -> int:
 
 
 def extrapolation(kind: str, ranks: int, interconnect: Interconnect) -> str:
-    """In words, what an extrapolated collective is extrapolated from."""
+    """Return in words what an extrapolated collective is extrapolated from."""
     segments = interconnect.segments.get(f"{kind} {ranks}")
     if segments:
         measured = format_bytes(segments[-1].most_bytes)
@@ -205,7 +213,7 @@ def extrapolation(kind: str, ranks: int, interconnect: Interconnect) -> str:
 def _measured_cost(
     kind: str, ranks: int, dtype: str, size_bytes: int, interconnect: Interconnect, exact: bool
 ) -> CollectiveCost:
-    """With the links as they were measured."""
+    """Return the cost with links as they were measured, whatever ``bandwidth_factor`` says."""
     for name in (dtype, *DTYPES):
         record = interconnect.collectives.get(collective_key(kind, ranks, name, size_bytes))
         if record is not None and record.time_s is not None and (exact or record.origin == "grid"):
@@ -277,7 +285,7 @@ def _launch_s(kind: str, measured: int, interconnect: Interconnect) -> float:
 
 
 def _intercept(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the straight line of least squares."""
+    """Return where the straight line of least squares crosses x = 0."""
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
     return mean_y - slope * mean_x

@@ -5,15 +5,15 @@ beside operators; one that arrives while an operator still has blocks to hand ou
 last. How much depends on what the operator needs. Kinds of operators that differ in that are measured beside
 collectives, and a step's operators take the coupling of their kind (:data:`KIND_OF`).
 
-A matrix product that fills the device once loses most: with a share s of the device gone, one wave becomes two; and the
-longer one runs, the longer a collective may have to wait for it. Products are therefore measured small and large, and
+A GEMM that fills the device once loses most: with a share s of the device gone, one wave becomes two; and the
+longer one runs, the longer a collective may have to wait for it. GEMMs are therefore measured small and large, and
 what lies between takes its coupling by the logarithm of its time. Both are stand-ins: waves depend on the kernel, as
-does whether each multiprocessor works on one block until the product ends. An operator that was itself measured beside
+does whether each multiprocessor works on one block until the GEMM ends. An operator that was itself measured beside
 collectives takes its own coupling.
 
 Blocks do not move. Those handed out beside a collective stay on the multiprocessors that they share with it, or crowd
 the others, also after it has ended: the wave of blocks that is on keeps its pace to its end. (gpt-large under zero2, on
-two H200s: a product that takes 155 us alone, and 200 us beside a gather, takes 211 us where only its first 134 us lie
+two H200s: a GEMM that takes 155 us alone, and 200 us beside a gather, takes 211 us where only its first 134 us lie
 beside one; a factor that holds only while both run makes that 185: tests/simulate/test_recorded_step.py.) A wave is
 taken to last as long as the last one, the tail.
 """
@@ -51,12 +51,19 @@ PAUSE = "pause"
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How the entries of a step and one kind of item slow each other, and how long an entry keeps the item waiting.
+    """How the entries of a step and one kind of task slow each other, and how long an entry keeps the task waiting.
 
-    Columns by entry. compute_factor, communication_factor: at least 1. tail_s: of the entry's seconds alone the last
-    ones, in which all its blocks have been handed to multiprocessors: an item that arrives earlier waits until then.
-    Infinite where it never waits. wave_s: seconds alone of a wave of the entry's blocks; None or 0 where what slows it
-    does not outlast the item. pause_s: what of compute_factor is a longer gap before each kernel.
+    Parameters
+    ----------
+    compute_factor, communication_factor : numpy.ndarray
+        How many times as long as alone each entry, and the task, take while both run; at least 1.
+    tail_s : numpy.ndarray
+        The last of each entry's seconds alone, in which all its blocks have been handed to multiprocessors: a task that
+        arrives earlier waits until then. Infinite where it never waits.
+    wave_s : numpy.ndarray or None
+        Seconds alone of a wave of each entry's blocks; None or 0 where the slowdown ends with the task.
+    pause_s : float
+        The part of ``compute_factor`` that is a longer gap before each kernel.
     """
 
     compute_factor: np.ndarray
@@ -67,17 +74,17 @@ class Slowdown:
 
 
 def operator_kind(cost: KernelCost, is_list: bool) -> str:
-    """What an operator is among those that contention is measured for.
+    """Return the kind of an operator, of those that contention is measured for.
 
-    is_list: it works on a list of tensors, as foreach optimizers do.
+    is_list: whether it works on a list of tensors, as foreach optimizers do.
     """
     kind = KIND_OF.get(cost.kind.split("_")[0], OTHERWISE)
     if kind != "gemm":
         return LIST if is_list else kind
-    return _product_kind(cost)
+    return _gemm_kind(cost)
 
 
-def _product_kind(cost: KernelCost) -> str:
+def _gemm_kind(cost: KernelCost) -> str:
     return "gemm_fp32" if cost.arithmetic == "fp32" else "gemm_bf16"
 
 
@@ -105,7 +112,7 @@ def slowdowns(
     matmul_tf32: bool = False,
     exact: bool = True,
 ) -> tuple[Slowdown, ...]:
-    """By collective of the program, with a column a launch; empty where nothing was measured.
+    """Return the slowdown of each collective of the program, with a column for each launch; empty if none was measured.
 
     Parameters
     ----------
@@ -114,7 +121,7 @@ def slowdowns(
     interconnects
         By collective.
     matmul_tf32
-        Whether float32 products may use TF32.
+        Whether float32 GEMMs may use TF32.
     exact
         Use what was measured of a scenario's own kernels. Without, only what is known of their kinds.
 
@@ -143,9 +150,12 @@ def _slowdown(
     duration_s: np.ndarray,
     interconnect: Interconnect,
 ) -> Slowdown:
-    """kinds, keys: by distinct operation; an empty key is nobody's."""
+    """Return the slowdown beside collectives of one interconnect.
+
+    kinds, keys: of each distinct operation; an empty key is in no table.
+    """
     if CONVOLUTION not in interconnect.couplings:  # measured since; until then the nearest to it
-        kinds = [_product_kind(cost) if kind == CONVOLUTION else kind for kind, cost in zip(kinds, costs, strict=True)]
+        kinds = [_gemm_kind(cost) if kind == CONVOLUTION else kind for kind, cost in zip(kinds, costs, strict=True)]
     own = interconnect.own_couplings
     found = [
         _values(own[key]) if key in own else _of_kind(kind, cost, interconnect)
@@ -158,13 +168,13 @@ def _slowdown(
 
 
 def _pause_s(interconnect: Interconnect) -> float:
-    """By how much the gap before a kernel is longer beside a collective."""
+    """Return by how much the gap before a kernel is longer beside a collective."""
     pause = interconnect.couplings.get(PAUSE)
     return 0.0 if pause is None else (pause.compute_factor - 1) * pause.kernel_s
 
 
 def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[float, float, float]:
-    """compute_factor, communication_factor and tail_share of an operator of that kind, its pauses among its time."""
+    """Return compute_factor, communication_factor and tail_share of an operator of that kind, pauses included."""
     pause_s = _pause_s(interconnect)
     time_s = cost.time_s if cost.scaling is None else cost.scaling.warm.before_s  # as couplings were measured
     if time_s <= 0 or kind == LIST:  # measured with as many kernels as it has
@@ -174,7 +184,10 @@ def _of_kind(kind: str, cost: KernelCost, interconnect: Interconnect) -> tuple[f
 
 
 def _coupling(kind: str, time_s: float, interconnect: Interconnect, pause_s: float) -> tuple[float, float, float]:
-    """Of an operator that takes so long alone; pause_s: what is in the measured factors, and is taken out."""
+    """Return the three factors of an operator that takes ``time_s`` alone.
+
+    pause_s: the longer gap before a kernel, which the measured factors include and which is taken out.
+    """
     large = interconnect.couplings.get(kind)
     small = interconnect.couplings.get(f"{kind}_small")
     if large is None or small is None or large.kernel_s <= small.kernel_s:

@@ -16,7 +16,7 @@ A host key is the text under which :class:`~perfmodel.hardware.profile.HostRecor
     backward, autocast              Tensor.backward() around its nodes; entering and leaving autocast
     reference                       the fixed work by whose speed on this host all of these were measured
 
-`` amp`` ends a key measured under autocast, `` tf32`` one measured with TF32 products, `` no-grad`` one measured
+`` amp`` ends a key measured under autocast, `` tf32`` one measured with TF32 GEMMs, `` no-grad`` one measured
 without recording for backward. On a CPU, where operator times contain their dispatch, every key holds what comes on top
 of its operators.
 """
@@ -139,7 +139,7 @@ def _call_seconds(call: str, costs: _Costs, interconnect: Interconnect | None) -
 
 
 def missing_host_costs(profile: Profile, scenario: Scenario) -> list[str]:
-    """The general host records that a step of the scenario looks up and the profile lacks, which count as 0 s."""
+    """Return the general host records that a step of the scenario looks up and the profile lacks; they count as 0 s."""
     needed = list(GENERAL)
     if scenario.mode == "train":
         needed.append("zero_grad")
@@ -149,9 +149,10 @@ def missing_host_costs(profile: Profile, scenario: Scenario) -> list[str]:
 
 
 def paced_by_host(program: Program) -> np.ndarray:
-    """Of each instruction, whether its host seconds grow on a slower host. What counts MiB is paced by memory: an
-    optimizer over 600 MiB of parts took 0.82 and 0.81 s where the reference took 3.1 and 2.5 ms (results/
-    second-two-gpu-node and third-two-gpu-node, gpt-medium-mixed-offload-nvlink2-zero3).
+    """Return for each instruction whether its host seconds grow on a slower host.
+
+    Memory paces what counts MiB: an optimizer over 600 MiB of shards took 0.82 and 0.81 s where the reference took 3.1
+    and 2.5 ms (results/second-two-gpu-node and third-two-gpu-node, gpt-medium-mixed-offload-nvlink2-zero3).
     """
     columns = program.instructions
     by_host = np.array([call not in host_calls.PACED_BY_MEMORY for call in (*columns.calls, "")])
@@ -159,12 +160,21 @@ def paced_by_host(program: Program) -> np.ndarray:
 
 
 def host_slowness(profile: Profile, host_reference_s: float | None, talks: bool = False) -> float:
-    """How many times the profile's host costs a host takes on which the reference run takes ``host_reference_s``.
+    """Return how many times as long as in the profile host costs take on the host that runs the step.
 
-    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown. By default, if the rank talks
-    to others, the host is as fast as it was while all ranks of an interconnect ran the reference, in the median of the
-    profile's interconnects: ranks share it, whatever the wires, and the profile's own may have been measured by one
-    process alone, or on another machine of the kind.
+    slowness = host_reference_s / reference_s of the profile; 1 where either is unknown.
+
+    Parameters
+    ----------
+    profile : Profile
+        Its host record ``reference``.
+    host_reference_s : float or None
+        What the reference takes on the host that runs the step. By default, if the rank communicates, the host is as
+        fast as it was while all ranks of an interconnect ran the reference, in the median of the profile's
+        interconnects: ranks share it, whatever the interconnect, and the profile's own may have been measured by one
+        process alone, or on another machine of the kind.
+    talks : bool
+        Whether the rank communicates with others.
     """
     known = profile.host.get(REFERENCE)
     if host_reference_s is None and talks:
@@ -174,13 +184,13 @@ def host_slowness(profile: Profile, host_reference_s: float | None, talks: bool 
 
 
 def host_spread(profile: Profile) -> float:
-    """Relative spread of the host's speed: how far the profile's reference wandered, and no less than LEAST_SPREAD."""
+    """Return the relative spread of the host speed: how far the profile's reference wandered, at least LEAST_SPREAD."""
     known = profile.host.get(REFERENCE)
     return LEAST_SPREAD if known is None else max(known.spread, LEAST_SPREAD)
 
 
 def key_flags(workload: dict[str, Any], precision: str) -> tuple[str, ...]:
-    """What ends the keys of this workload's forward.
+    """Return what ends the keys of this workload's forward.
 
     >>> key_flags({"mode": "forward"}, "amp-bf16")
     ('amp', 'no-grad')
@@ -190,7 +200,7 @@ def key_flags(workload: dict[str, Any], precision: str) -> tuple[str, ...]:
 
 
 def call_key(name: str, operators: Iterable[str], flags: tuple[str, ...] = ()) -> str:
-    """Of one call from Python.
+    """Return the key of one call from Python.
 
     >>> call_key("linear", ["_to_copy", "addmm"], ("amp",))
     'call linear(_to_copy,addmm) amp'
@@ -199,7 +209,7 @@ def call_key(name: str, operators: Iterable[str], flags: tuple[str, ...] = ()) -
 
 
 def node_key(name: str, operators: Iterable[str]) -> str:
-    """Of one autograd node."""
+    """Return the key of one autograd node."""
     return f"node {name}({','.join(operators)})"
 
 
@@ -211,10 +221,24 @@ def piece_key(
     accumulates: bool = False,
     with_shapes: bool = False,
 ) -> str:
-    """Of a module measured alone. direction: forward, backward, or a half of that. with_shapes: on the workload's own
-    batch.
+    """Return the key of a module measured alone.
 
     Checkpointed modules are other modules, and so are those whose backward adds to earlier gradients.
+
+    Parameters
+    ----------
+    direction : str
+        ``forward``, ``backward``, or a half of backward.
+    piece : Piece
+        The module.
+    workload : dict
+        Of the trace.
+    flags : tuple of str
+        :func:`key_flags`.
+    accumulates : bool
+        Whether backward adds to gradients of an earlier micro-batch.
+    with_shapes : bool
+        Whether the key is for just the shapes of this workload's batch.
     """
     own = "-own" if piece.kind == "own" else ""
     if accumulates and direction in (BACKWARD, BACKWARD_WEIGHT):
@@ -229,7 +253,7 @@ def _word(text: str) -> str:
 
 
 def list_key(prefix: str, parameters: Iterable[Parameter]) -> str:
-    """Of a loop over just these parameters: ``prefix`` with their count and a digest of their sizes."""
+    """Return the key of a loop over just these parameters: ``prefix`` with their count and a digest of their sizes."""
     sizes = [str(parameter.tensor.numel) for parameter in parameters if parameter.requires_grad]
     return f"{prefix} {len(sizes)} {hashlib.sha256(' '.join(sizes).encode()).hexdigest()[:8]}"
 
@@ -276,7 +300,7 @@ class _Costs:
         self.calls, self.nodes = tables[self.flags]
 
     def seconds(self, key: str) -> float:
-        """The record under the key with this workload's flags, else without; 0 where there is none."""
+        """Return the record under the key with this workload's flags, else without; 0 where there is none."""
         record = self.records.get(" ".join((key, *self.flags))) or self.records.get(key)
         return 0.0 if record is None else record.time_s
 
@@ -318,7 +342,7 @@ class _Costs:
         return casts * cast_s + launches * self.seconds(f"{prefix}launch") + views * self.seconds(f"{prefix}view")
 
     def per_parameter(self, prefix: str, parameters: tuple[Parameter, ...]) -> float:
-        """a + b n, or what was measured for just these parameters."""
+        """Return a + b n for n parameters, or what was measured for just these."""
         exact = self.exact(list_key(prefix, parameters))
         if exact is not None:
             return exact
@@ -331,7 +355,9 @@ def _distance(known: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[int, int
 
 
 def _event_seconds(structure: Structure, costs: _Costs) -> np.ndarray:
-    """Of forward and backward: things by their own records, scaled to the modules measured alone."""
+    """Return the host seconds of forward and backward: calls and nodes by their own records, scaled to measured
+    modules.
+    """
     thing_s = np.maximum([*map(costs.thing, structure.things), 0.0], 0.0)
     event_s: np.ndarray = thing_s[structure.thing] * structure.share
     if structure.pieces:

@@ -38,8 +38,14 @@ OF_SHAPES = frozenset(("gemm", "convolution_forward", "convolution_backward"))  
 
 
 class Resident(NamedTuple):
-    """By call. data: share of its bytes that it finds in the cache, of what it would find when repeated alone. code:
-    likewise of the code of its kernels.
+    """What each call finds in the cache.
+
+    Attributes
+    ----------
+    data : numpy.ndarray
+        Share of its bytes that it finds, of what it would find when repeated alone.
+    code : numpy.ndarray
+        Likewise of the code of its kernels.
     """
 
     data: np.ndarray
@@ -53,7 +59,7 @@ _SHARES = Derived[dict[tuple[tuple[Segment, ...], float], Resident]]()  # of tra
 
 
 def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarray) -> Resident:
-    """What each launch finds in the cache.
+    """Return what each launch finds in the cache.
 
     data = mean of h_j by bytes / clip(1 - max(0, own - C) / C, 0, 1), in a steady step. 1: as warm as alone; 0:
     nothing is found; 1 too where a launch touches nothing. code: h with own = 0, D since a call of the same code.
@@ -71,7 +77,7 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
     -----
     Remembered as long as the program's trace lives. What strategies insert is taken to find none of its data and all of
     its code (such calls come in rows of one kind), and to push out nothing. Assumes: calls of one operator's name and
-    types run one code, products and convolutions one for each shape; all kernels of a call are of one.
+    types run one code, GEMMs and convolutions one for each shape; all kernels of a call are of one.
     """
     if capacity_bytes <= 0:
         return Resident(np.zeros(len(positions)), np.ones(len(positions)))
@@ -87,7 +93,7 @@ def resident_shares(program: Program, capacity_bytes: float, positions: np.ndarr
 
 
 def held_share(passed_bytes: np.ndarray | float, capacity_bytes: float) -> np.ndarray:
-    """h of what came so many bytes ago, its own among them: D + own.
+    """Return h for data that was touched so many bytes ago, its own bytes included: D + own.
 
     >>> float(held_share(15.0, 10.0))
     0.5
@@ -97,7 +103,7 @@ def held_share(passed_bytes: np.ndarray | float, capacity_bytes: float) -> np.nd
 
 
 def _all_shares(program: Program, capacity_bytes: float) -> Resident:
-    """Shares of all instructions, from the second of two equal steps."""
+    """Return shares of all instructions, from the second of two equal steps."""
     step = _Step.of(program)
     events = program.trace.steady
     counts = np.diff(events.touch_offsets)[step.order]
@@ -118,8 +124,14 @@ def _all_shares(program: Program, capacity_bytes: float) -> Resident:
 class _Step:
     """The simulated part of a step.
 
-    order: index into the trace's events. repeats: whether each is of a micro-batch that the trace does not hold. names,
-    names_again: by storage id, the name under which the step itself makes it, on a first and on a repeated run.
+    Parameters
+    ----------
+    order : numpy.ndarray
+        Index of each simulated event among the trace's.
+    repeats : numpy.ndarray
+        Whether each event belongs to a micro-batch that the trace does not hold.
+    names, names_again : numpy.ndarray
+        By storage id, the name under which the step itself makes it, on a first and on a repeated run.
     """
 
     order: np.ndarray
@@ -149,7 +161,7 @@ class _Step:
 
 
 def _known_as(run: PhaseRun) -> tuple[Segment, int]:
-    """What runs alike find alike; the first of them is simulated."""
+    """Return a key that is equal for runs that find equal shares; the first of them is simulated."""
     return run.segment, min(run.micro_batch, SIMULATED_MICRO_BATCHES - 1)
 
 
@@ -158,7 +170,7 @@ def _none() -> np.ndarray:
 
 
 def _names(trace: Trace, segments: tuple[Segment, ...]) -> np.ndarray:
-    """By storage id: itself, or what these segments make in its place when they run again."""
+    """Return for each storage id itself, or what these segments make in its place when they run again."""
     sizes = {storage.id: storage.bytes for storage in trace.persistent}
     largest = max(sizes, default=0)
     for events in (trace.first, trace.steady):
@@ -174,7 +186,7 @@ def _names(trace: Trace, segments: tuple[Segment, ...]) -> np.ndarray:
 
 
 def _touched_bytes(trace: Trace) -> np.ndarray:
-    """The steady step's touch_bytes, less the rows of a table that are not read."""
+    """Return the steady step's touch_bytes, less the rows of a table that are not read."""
     events = trace.steady
     sizes = events.touch_bytes.copy()
     readers = [i for i, op in enumerate(trace.operations) if op.base_name in ROW_READERS and op.outputs]
@@ -188,7 +200,10 @@ def _touched_bytes(trace: Trace) -> np.ndarray:
 def _data_shares(
     launch: np.ndarray, blocks: np.ndarray, sizes: np.ndarray, own: np.ndarray, capacity: float
 ) -> np.ndarray:
-    """Relative share of each launch. launch, blocks, sizes: of every touch, in order. own: bytes of each launch."""
+    """Return the relative share of each launch.
+
+    launch, blocks, sizes: launch, block and bytes of every touch, in order. own: bytes of each launch.
+    """
     held = held_share(_bytes_between(launch, blocks, own) + own[launch], capacity)
     found = np.bincount(launch, weights=held * sizes, minlength=len(own))
     alone = held_share(own, capacity) * own
@@ -196,12 +211,12 @@ def _data_shares(
 
 
 def _code_shares(codes: np.ndarray, own: np.ndarray, capacity: float) -> np.ndarray:
-    """codes: of each launch."""
+    """Return the share of its code that each launch finds, from the number of each launch's code."""
     return held_share(_bytes_between(np.arange(len(codes)), codes, own), capacity)
 
 
 def _bytes_between(launch: np.ndarray, names: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """D: of each touch of a name the bytes of the launches since its last, infinite for the first."""
+    """Return D of each touch: the bytes of the launches since the name was last touched; infinite for the first."""
     until = np.cumsum(own)
     order = np.argsort(names, kind="stable")
     again = np.flatnonzero(names[order][1:] == names[order][:-1])
@@ -212,7 +227,7 @@ def _bytes_between(launch: np.ndarray, names: np.ndarray, own: np.ndarray) -> np
 
 
 def _codes(trace: Trace) -> np.ndarray:
-    """A number for each event's code: alike where kernels are; of its own for what launches nothing."""
+    """Return a number for each event's code: equal for equal kernels, and of its own for what launches nothing."""
     numbers: dict[object, int] = {}
     of_operation = np.array([numbers.setdefault(_code(op), len(numbers)) for op in trace.operations], dtype=np.int64)
     events = trace.steady
@@ -229,7 +244,7 @@ def _code(operation: Operation) -> object:
 
 
 def _blocks(trace: Trace, step: _Step, storages: np.ndarray, launch: np.ndarray) -> np.ndarray:
-    """The block that every touch of two steps hits; a storage that no step makes is its own."""
+    """Return the block that every touch of two steps hits; a storage that no step makes is its own block."""
     storages, length = np.tile(storages, 2), len(step.order)
     births = _births(trace, step)
     if not len(births):
@@ -242,7 +257,9 @@ def _blocks(trace: Trace, step: _Step, storages: np.ndarray, launch: np.ndarray)
 
 
 def _births(trace: Trace, step: _Step) -> np.ndarray:
-    """Rows (storage, place in two steps, block) of every allocation; its place is that of the operator which asks."""
+    """Return rows (storage, place in two steps, block) of every allocation; its place is that of the operator which
+    asks.
+    """
     kind, length = trace.steady.kind[step.order], len(step.order)
     moves = np.flatnonzero((kind == EventKind.ALLOC) | (kind == EventKind.FREE))
     operator = np.maximum.accumulate(np.where(kind == EventKind.OP, np.arange(length), 0))[moves].tolist()
@@ -266,7 +283,7 @@ def _births(trace: Trace, step: _Step) -> np.ndarray:
 
 
 def _with_later_micro_batches(program: Program, shares: Resident) -> Resident:
-    """Shares of the whole program: a micro-batch that was not simulated finds what the last simulated one does."""
+    """Return shares of the whole program: a later micro-batch finds what the last simulated one does."""
     found: dict[tuple[Segment, int], Resident] = {}
     parts, start = [Resident(_none().astype(float), _none().astype(float))], 0
     for run in program.runs:

@@ -31,7 +31,9 @@ def memory_sharing(
     device: Device,
     tail_s: np.ndarray | None = None,
 ) -> dict[int, Slowdown]:
-    """By operation that runs on another stream, with a column a launch; empty where the peak bandwidth is not known.
+    """Return the slowdown of each operation that runs on a side stream, with a column for each launch.
+
+    It is empty where the peak bandwidth is not known.
 
     Parameters
     ----------

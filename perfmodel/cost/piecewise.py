@@ -27,7 +27,7 @@ WIDEST = 0.3  # a larger spread is one stray repeat, which the median does not f
 
 
 class Point(NamedTuple):
-    """One measured size. spread: relative, of its repeats."""
+    """One measured size: its bytes, its seconds, and the relative spread of its repeats."""
 
     size_bytes: int
     time_s: float
@@ -147,7 +147,9 @@ def curve_points(records: Mapping[str, CollectiveRecord]) -> dict[str, list[Poin
 
 
 def fit_curves(records: Mapping[str, CollectiveRecord]) -> dict[str, tuple[CollectiveSegment, ...]]:
-    """What an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps as ``segments`` of such collectives."""
+    """Return the curves of such collectives, which an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps as
+    ``segments``.
+    """
     return {name: fit_segments(points) for name, points in curve_points(records).items()}
 
 

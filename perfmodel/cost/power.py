@@ -57,9 +57,20 @@ class Load:
 
 @dataclass(frozen=True)
 class Clock:
-    """A lowered clock. ratio: to the full one of ``full_hz``. factors: on the times of the step's kinds of work, that
-    which gains most seconds first; factor: on those of distinct operations. term_s: standard deviation of the device's
-    seconds that comes with it.
+    """A clock that the power limit has lowered.
+
+    Parameters
+    ----------
+    ratio, full_hz : float
+        The clock's ratio to the full one, and the full one.
+    limit_w : float
+        The power limit.
+    factors : dict of str to float
+        How many times as long the step's kinds of work take, that first which gains most seconds.
+    factor : numpy.ndarray
+        The same for each distinct operation.
+    term_s : float
+        Standard deviation of the device's seconds that comes with the lower clock.
     """
 
     ratio: float
@@ -75,7 +86,7 @@ class Clock:
 
 
 def lengthening(clock_share: float, ratio: float) -> float:
-    """Times as long as at full clock: 1 + phi (1 / r - 1).
+    """Return how many times as long as at full clock work takes: 1 + phi (1 / r - 1).
 
     >>> lengthening(0.5, 0.8)
     1.125
@@ -84,7 +95,7 @@ def lengthening(clock_share: float, ratio: float) -> float:
 
 
 def draw_share(clock_share: float, ratio: float) -> float:
-    """Of the draw above idle at full clock: 1 - phi + phi r^3.
+    """Return the share of the draw above idle that is left of that at full clock: 1 - phi + phi r^3.
 
     >>> draw_share(0.5, 0.5)
     0.5625
@@ -101,10 +112,22 @@ def clock_ratio(
     lowest: float = LOWEST,
     bubbles: float = 0.0,
 ) -> float:
-    """The ratio of clocks at which the work draws the limit on average; 1 where it draws no more at full clock.
+    """Return the ratio of clocks at which the work draws the limit on average; 1 if it draws no more at full clock.
 
-    waits_s: seconds in which the device has nothing to do, whatever the clock. least_s: the step is never shorter.
-    lowest: ratio. bubbles: seconds of waiting for other ranks for each second that the device is busy.
+    Parameters
+    ----------
+    loads : sequence of Load
+        The step's work by kind.
+    idle_w, limit_w : float
+        What an idle device draws, and the limit.
+    waits_s : float
+        Seconds in which the device has nothing to do, whatever the clock.
+    least_s : float
+        What the step takes at least.
+    lowest : float
+        The least ratio.
+    bubbles : float
+        Seconds of waiting for other ranks for each second that the device is busy.
     """
 
     def draws_more(ratio: float) -> bool:
@@ -126,7 +149,7 @@ def clock_ratio(
 def power_kind(cost: KernelCost, operation: Operation, kinds: Mapping[str, PowerKind]) -> str | None:
     """The measured kind that draws what the operator does: its cost class, or else what contention is measured for.
 
-    A convolution is a product where convolutions were not measured, and any product one of :data:`PRODUCT` where those
+    A convolution is a GEMM where convolutions were not measured, and any GEMM one of :data:`PRODUCT` where those
     of its own arithmetic were not.
     """
     is_list = operation.base_name.startswith(("_foreach_", "_fused_"))
@@ -140,7 +163,7 @@ def power_kind(cost: KernelCost, operation: Operation, kinds: Mapping[str, Power
 
 
 def above_idle_w(cost: KernelCost, time_s: float, kind: PowerKind, idle_w: float, device: Device) -> float:
-    """What work draws at full clock more than an idle device; time_s: that it takes there."""
+    """Return what work that takes ``time_s`` at full clock draws there, less what an idle device draws."""
     most_w = kind.draw_w - idle_w
     if kind.flops_per_s is None or time_s <= 0:
         return most_w

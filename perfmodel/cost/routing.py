@@ -27,7 +27,17 @@ INSIDE_A_NODE = {"nccl": "nvlink", "gloo": "gloo"}  # what `perfmodel calibrate 
 
 
 class Route(NamedTuple):
-    """name: of the interconnect in the profile. sharing: groups that send over the same wires at the same time."""
+    """The interconnect that a group of ranks uses.
+
+    Attributes
+    ----------
+    name : str
+        Of the interconnect in the profile.
+    interconnect : Interconnect
+        What was measured of it.
+    sharing : int
+        Groups that send over the same links at the same time.
+    """
 
     name: str
     interconnect: Interconnect
@@ -35,7 +45,7 @@ class Route(NamedTuple):
 
 
 def stays_in_a_node(group: str, ranks: int, ranks_per_node: int) -> bool:
-    """Whether no group of that name leaves its node.
+    """Return whether every group of that name stays inside one node.
 
     >>> stays_in_a_node("shard", 2, 4), stays_in_a_node("shard", 3, 4), stays_in_a_node("replicate", 2, 4)
     (True, False, False)
@@ -44,7 +54,7 @@ def stays_in_a_node(group: str, ranks: int, ranks_per_node: int) -> bool:
 
 
 def route_of(members: Members, scenario: Scenario, profile: Profile) -> Route:
-    """Of collectives of these ranks; see the module.
+    """Return the route of collectives among these ranks, by the rules of this module.
 
     Raises
     ------

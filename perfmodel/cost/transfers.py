@@ -29,10 +29,19 @@ _CURVES = Derived[Curves]()  # of profiles
 
 
 class TransferCost(NamedTuple):
-    """time_s: until the copy, or both, ended. spread: relative standard deviation. source: how it is known;
-    extrapolated where the size is more than twice the largest that was measured (the smallest take what a copy costs to
-    begin).
-    bytes_per_s: of one direction.
+    """What a copy costs, and how that is known.
+
+    Attributes
+    ----------
+    time_s : float
+        Until the copy has ended, or both copies have.
+    spread : float
+        Relative standard deviation.
+    source : str
+        ``exact``, ``curve``, or ``extrapolated`` where the size is more than twice the largest that was measured (the
+        smallest take what a copy costs to begin).
+    bytes_per_s : float
+        Of one direction.
     """
 
     time_s: float
@@ -42,7 +51,7 @@ class TransferCost(NamedTuple):
 
 
 def transfer_name(direction: str, memory: str | None) -> str:
-    """What a key begins with; no memory of the host takes part in p2p.
+    """Return what the key of a transfer begins with; no memory of the host takes part in p2p.
 
     Raises
     ------
@@ -63,7 +72,7 @@ def transfer_name(direction: str, memory: str | None) -> str:
 
 
 def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: Profile) -> TransferCost:
-    """Of one copy; nothing for no bytes.
+    """Return what one copy costs; no bytes take no time.
 
     Parameters
     ----------
@@ -102,7 +111,7 @@ def transfer_cost(direction: str, memory: str | None, size_bytes: int, profile: 
 
 
 def has_transfers(direction: str, memory: str | None, profile: Profile) -> bool:
-    """Whether the profile has measured any of these."""
+    """Return whether the profile has measured any transfer of this direction and memory."""
     return transfer_name(direction, memory) in _curves(profile)
 
 
@@ -123,7 +132,7 @@ def pinned_copy(operation: Operation) -> Direction | None:
 
 
 def transfer_points(transfers: Mapping[str, TransferRecord]) -> dict[str, list[Point]]:
-    """Measured sizes by name (``h2d pinned``), ascending; without failures.
+    """Return the measured sizes of each direction and memory (``h2d pinned``), ascending and without failures.
 
     Raises
     ------
@@ -144,7 +153,7 @@ def transfer_points(transfers: Mapping[str, TransferRecord]) -> dict[str, list[P
 
 
 def transfer_curves(transfers: Mapping[str, TransferRecord]) -> Curves:
-    """Fitted curves by name."""
+    """Return the fitted curve of each direction and memory."""
     return {name: _curve(points) for name, points in transfer_points(transfers).items()}
 
 

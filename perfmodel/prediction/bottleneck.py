@@ -17,10 +17,16 @@ LEAST_EXCESS = 0.1  # of a step, by which a rank has more to do than the mean of
 def bottleneck(
     step_time_s: float, ranks: Sequence[RankFigures], host_limited_s: float, wire_limited_s: float = 0.0
 ) -> str:
-    """What takes most of the step.
+    """Return in a sentence what takes most of the step.
 
-    ranks: all of a pipeline in order, over which shares are taken; else one. host_limited_s, wire_limited_s: how much
-    of the step grows with the host's costs, d step / d log(host), and with those of the wire.
+    Parameters
+    ----------
+    step_time_s : float
+        Of the step.
+    ranks : sequence of RankFigures
+        All ranks of a pipeline in order, over which shares are taken; else one.
+    host_limited_s, wire_limited_s : float
+        How much of the step grows with the costs of the host, d step / d log(host), and with those of the interconnect.
     """
     if step_time_s <= 0 or not any(each.kernels for each in ranks):
         return "nothing runs on the device"
@@ -44,7 +50,7 @@ def bottleneck(
 
 
 def slow_rank(step_time_s: float, ranks: Sequence[RankFigures]) -> int | None:
-    """The rank of a pipeline that the others wait for; None where they wait for their turns.
+    """Return the rank of a pipeline that the others wait for; None where they wait for their turns.
 
     A rank has to do what keeps its device or its host busy, whichever is more. It is the one that has most to do, where
     that is so much more than the mean that it explains more of the others' waiting than there is in its own step, and
@@ -57,8 +63,15 @@ def slow_rank(step_time_s: float, ranks: Sequence[RankFigures]) -> int | None:
 
 
 def _host(step_time_s: float, ranks: Sequence[RankFigures], follows: float, held: float, bubbles: float) -> str:
-    """follows, held, bubbles: shares of the step that grow with the host's costs, in which devices wait for their own
-    hosts, and for other ranks.
+    """Return the sentence about a step that the host limits.
+
+    Parameters
+    ----------
+    step_time_s, ranks
+        As for :func:`bottleneck`.
+    follows, held, bubbles : float
+        Shares of the step that grow with the host's costs, in which devices wait for their own hosts, and for other
+        ranks.
     """
     of_step, slow = f"{format_share(follows)} of the step follows it", slow_rank(step_time_s, ranks)
     if len(ranks) == 1:
@@ -70,7 +83,7 @@ def _host(step_time_s: float, ranks: Sequence[RankFigures], follows: float, held
 
 
 def _cause(step_time_s: float, ranks: Sequence[RankFigures], wire_limited_s: float) -> str:
-    """Of bubbles."""
+    """Return what causes the bubbles."""
     if wire_limited_s > step_time_s / 2:
         return f"messages are the cause: {format_share(min(wire_limited_s / step_time_s, 1))} of the step follows them"
     slow = slow_rank(step_time_s, ranks)
@@ -84,7 +97,7 @@ def _cause(step_time_s: float, ranks: Sequence[RankFigures], wire_limited_s: flo
 
 
 def _largest_kind(kernels: Sequence[KernelUse], whole_s: float) -> tuple[str, float]:
-    """The kind of kernels that takes most, in words, and its share of the whole."""
+    """Return the kind of kernels that takes most, in words, and its share of the whole."""
     by_kind: defaultdict[str, float] = defaultdict(float)
     for use in kernels:
         by_kind[use.cost.kind] += use.total_s

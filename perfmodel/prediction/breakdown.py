@@ -29,9 +29,14 @@ ROUNDING = 1e-9  # relative; closer times are equal
 
 
 class RankFigures(NamedTuple):
-    """kernels, breakdown: see :class:`~perfmodel.prediction.prediction.Prediction`. busy_s, host_busy_s:
-    seconds in which
-    the compute stream works, and the host.
+    """What one rank's step consists of.
+
+    Attributes
+    ----------
+    kernels, breakdown
+        As in :class:`~perfmodel.prediction.prediction.Prediction`.
+    busy_s, host_busy_s : float
+        Seconds in which the compute stream works, and the host.
     """
 
     kernels: tuple[KernelUse, ...]
@@ -41,7 +46,7 @@ class RankFigures(NamedTuple):
 
     @property
     def load_s(self) -> float:
-        """What the rank's step takes at least, however little it waits for others."""
+        """Seconds that the rank's step takes at least, however little it waits for others."""
         return max(self.busy_s, self.host_busy_s)
 
     @property
@@ -50,13 +55,16 @@ class RankFigures(NamedTuple):
 
 
 def rank_figures(timeline: Timeline, program: Program, costs: Sequence[KernelCost], matmul_tf32: bool) -> RankFigures:
-    """costs: by distinct operation. matmul_tf32: whether float32 products may use TF32."""
+    """Return the figures of one rank's step.
+
+    costs: of each distinct operation. matmul_tf32: whether float32 GEMMs may use TF32.
+    """
     kernels = kernel_uses(timeline, program, costs, matmul_tf32)
     return RankFigures(kernels, breakdown(timeline), timeline.busy_s, timeline.host_busy_s)
 
 
 def busiest(timelines: Sequence[Timeline]) -> int:
-    """The first of those whose compute streams work longest."""
+    """Return the first of the ranks whose compute streams work longest."""
     most_s = max(each.busy_s for each in timelines)
     return next(at for at, each in enumerate(timelines) if each.busy_s >= most_s * (1 - ROUNDING))
 

@@ -29,11 +29,27 @@ from perfmodel.simulate.timeline import Timeline
 
 
 class CostedRank:
-    """What a step's timeline is made from, for several speeds of the host and of the wire.
+    """A rank's step with the costs of its parts, from which timelines at several host and interconnect speeds are
+    simulated.
 
-    interconnect: the scenario's; None where one rank talks to nobody. exact: use what was measured for scenarios.
-    speed: of the GPU, against the profile's. The clock is that of a device which never waits for another rank
-    (:func:`costed_ranks` tells it how long it does).
+    Parameters
+    ----------
+    program : Program
+        The rank's step.
+    profile : Profile
+        Costs of kernels and of the host.
+    scenario : Scenario
+        What is predicted.
+    interconnect : Interconnect or None
+        The scenario's; None where one rank communicates with nobody.
+    exact : bool
+        Use what was measured for scenarios.
+    speed : float
+        Of the GPU, relative to the profile's.
+
+    Notes
+    -----
+    The clock is that of a device which never waits for another rank, until :func:`costed_ranks` says how long it does.
     """
 
     def __init__(
@@ -67,7 +83,7 @@ class CostedRank:
         self.run_at(self.lowered_clock())
 
     def run_at(self, clock: Clock | None) -> None:
-        """The device's clock from now on; None: the full one."""
+        """Set the device's clock from now on; None for the full one."""
         self.clock, operation = clock, self._operation
         at_clock_s = self._lasts_s if clock is None else self._lasts_s * clock.factor[operation]
         self._duration_s = at_clock_s / self._speed
@@ -96,7 +112,7 @@ class CostedRank:
         )
 
     def _while_waiting(self) -> tuple[Slowdown, ...]:
-        """What messages that wait for another rank do to this one's kernels."""
+        """Return by how much messages that wait for another rank slow this rank's kernels."""
         if not self.program.exchanges or not self._slowdowns:
             return ()
         known: dict[int, Interconnect] = {}
@@ -105,10 +121,10 @@ class CostedRank:
         )
 
     def lowered_clock(self, full: Timeline | None = None) -> Clock | None:
-        """To which the power limit lowers the clock; None if it does not.
+        """Return the clock to which the power limit lowers the device's; None if it does not.
 
-        full: of a rank of a pipeline, its step at full clock, which says how long it waits for other ranks. A step in
-        seconds of the profile's GPU, as kernels are: one that is twice as fast waits twice as many of these.
+        full: the step of a pipeline's rank at full clock, which says how long it waits for other ranks. Both are in
+        seconds of the profile's GPU: a GPU twice as fast waits twice as many of these.
         """
         if not self.profile.power.kinds:
             return None
@@ -123,7 +139,10 @@ class CostedRank:
         )
 
     def work(self, slowness: float, wire: float = 1.0) -> TimedStep:
-        """slowness, wire: factors on host times and on collectives."""
+        """Return the step at one speed of host and interconnect.
+
+        slowness, wire: factors on host seconds and on the seconds of collectives.
+        """
         collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
         host_s = self._host_s * np.where(self._paced_by_host, slowness, 1.0)
         return timed_step(
@@ -157,11 +176,13 @@ def costed_ranks(
     exact: bool = True,
     slowness: float = 1.0,
 ) -> list[CostedRank]:
-    """Of each program. Those of a pipeline run at the speed of their own GPU, the slowest of a stage's replicas; others
-    meet in every collective, to which the slowest of all comes last: its step is everybody's.
+    """Return each program with its costs.
 
-    Where the power limit lowers a clock, ranks of a pipeline are simulated once more, at full clock: what they wait for
-    each other, they cool down.
+    Ranks of a pipeline run at the speed of their own GPU, the slowest of a stage's replicas. Other ranks meet in every
+    collective, and the slowest of all comes last to each: its step is everybody's.
+
+    Where the power limit lowers a clock, ranks of a pipeline are first simulated at full clock: while they wait for
+    each other, they draw less.
     """
     are_together = any(each.program.exchanges for each in ranks)
     speeds = scenario.hardware.gpu_speeds or (1.0,) * scenario.hardware.gpus
@@ -185,7 +206,10 @@ def costed_ranks(
 
 
 def timelines_of(steps: Sequence[CostedRank], slowness: float, wire: float = 1.0) -> list[Timeline]:
-    """Of ranks that send each other messages, simulated together. slowness, wire: see :meth:`CostedRank.work`."""
+    """Return one timeline for each rank; ranks that send each other messages are simulated together.
+
+    slowness, wire: see :meth:`CostedRank.work`.
+    """
     works = [step.work(slowness, wire) for step in steps]
     programs, profile = [step.program for step in steps], steps[0].profile
     sends = any(program.exchanges for program in programs)
@@ -204,7 +228,7 @@ def _collective_cost(collective: Collective, route: Route, exact: bool) -> Colle
 
 
 def _as_heard(collectives: Sequence[Collective], wires: Sequence[Interconnect]) -> list[Interconnect]:
-    """What a rank's kernels have beside them: of messages, the coupling of its role."""
+    """Return the interconnect whose couplings slow a rank's kernels; for messages, that of the rank's role."""
     roles: dict[tuple[int, Role], Interconnect] = {}
     found = []
     for collective, wire in zip(collectives, wires, strict=True):
@@ -217,7 +241,7 @@ def _as_heard(collectives: Sequence[Collective], wires: Sequence[Interconnect]) 
 
 
 def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple[float, float]:
-    """Seconds of a step's collectives on the compute stream, and all seconds of the group that has most of them."""
+    """Return the seconds of collectives on the compute stream, and all seconds of the group with most of them."""
     columns, waits_s, of_groups_s = program.instructions, 0.0, dict[str, float]()
     is_collective = columns.kind == COLLECTIVE
     for number, stream in zip(columns.a[is_collective].tolist(), columns.stream[is_collective].tolist(), strict=True):
@@ -228,7 +252,7 @@ def _communication_s(program: Program, costs: Sequence[CollectiveCost]) -> tuple
 
 
 def _durations_s(program: Program, positions: np.ndarray, costs: list[KernelCost], profile: Profile) -> np.ndarray:
-    """Seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x (1 - code).
+    """Return the seconds of each launch: t = cold - (cold - warm) x data + code_miss_s x (1 - code).
 
     data, code: shares of both that it finds in the cache (:mod:`perfmodel.cost.l2_cache`).
     """

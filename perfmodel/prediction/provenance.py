@@ -34,7 +34,7 @@ ALONE_SINCE = (2, 12)  # torch posts single messages of pipelines by themselves
 
 
 class Talk(NamedTuple):
-    """What a rank has to do with others. costs, routes: by collective of its program."""
+    """A rank's communication: its program, and the cost and the route of each of the program's collectives."""
 
     program: Program
     costs: Sequence[CollectiveCost]
@@ -42,8 +42,10 @@ class Talk(NamedTuple):
 
 
 def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
-    """Share of the device's busy time by source: exact keys, fitted curves, curves outside the shapes that they were
-    fitted on (extrapolated), operators of kinds that were not measured (estimated), rooflines.
+    """Return the share of the device's busy time by source.
+
+    Sources are exact keys, fitted curves, curves outside the shapes that they were fitted on (extrapolated), operators
+    of kinds that were not measured (estimated), and rooflines.
     """
     busy_s = sum(use.total_s for use in kernels) or 1.0
     shares = dict.fromkeys(KERNEL_SOURCES, 0.0)
@@ -53,14 +55,16 @@ def kernel_shares(kernels: Sequence[KernelUse]) -> dict[str, float]:
 
 
 def scaled_share(kernels: Sequence[KernelUse]) -> float:
-    """Share of the device's busy time, before any scaling, that follows the datasheet values that were changed."""
+    """Return the share of the device's busy time of kernels whose times were scaled to another datasheet."""
     calls = [(use.count, before_scaling(use.cost, use.mean_s)) for use in kernels]
     busy_s = sum(count * each.before_s for count, each in calls) or 1.0
     return sum(count * each.following_s for count, each in calls) / busy_s
 
 
 def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Iterator[str]:
-    """As :func:`assumptions`, where times are scaled to another datasheet than they were measured with."""
+    """Yield an assumption, as :func:`assumptions` does, where times are scaled to another datasheet than they were
+    measured with.
+    """
     share, measured = scaled_share(kernels), profile.as_measured
     if share > 0 and measured is not None:
         changes, share_text = ", ".join(_datasheet_changes(measured, profile)), format_share(share)
@@ -71,7 +75,7 @@ def scaling_assumptions(kernels: Sequence[KernelUse], profile: Profile) -> Itera
 
 
 def _datasheet_changes(measured: Profile, asked: Profile) -> Iterator[str]:
-    """What kernels' times are scaled by, in words."""
+    """Yield in words what kernels' times are scaled by."""
     was, is_now = measured.device, asked.device
     before, after = was.peak_memory_bytes_per_s, is_now.peak_memory_bytes_per_s
     if before is not None and after is not None and before != after:
@@ -85,7 +89,7 @@ def _datasheet_changes(measured: Profile, asked: Profile) -> Iterator[str]:
 
 
 def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> dict[str, float]:
-    """Share of the collectives' time alone by source (exact, curve, extrapolated); empty where there are none."""
+    """Return the share of the collectives' time alone by source (exact, curve, extrapolated); empty without any."""
     if not timeline.communications:
         return {}
     seconds = dict.fromkeys(("exact", "curve", "extrapolated"), 0.0)
@@ -96,9 +100,17 @@ def collective_shares(timeline: Timeline, costs: Sequence[CollectiveCost]) -> di
 
 
 def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: Iterable[Route] = ()) -> tuple[str, ...]:
-    """What nobody measured and the scenario or the profile supposes; each ends a sentence that begins "assuming".
+    """Return what nobody measured and the scenario or the profile supposes; each ends a sentence that begins
+    "assuming".
 
-    interconnect: the one in use; None where one rank talks to nobody. routes: of the step's collectives.
+    Parameters
+    ----------
+    scenario : Scenario
+        What is predicted.
+    interconnect : Interconnect or None
+        The one in use; None where one rank communicates with nobody.
+    routes : iterable of Route
+        Of the step's collectives.
     """
     found = []
     if interconnect is not None and interconnect.bandwidth_factor != 1:
@@ -117,15 +129,16 @@ def assumptions(scenario: Scenario, interconnect: Interconnect | None, routes: I
 
 
 def batches_messages(profile: Profile) -> bool:
-    """Whether the profile's torch hands single messages of pipelines to batch_isend_irecv, as those before 2.12 do;
-    where no version is known, it does not.
+    """Return whether the profile's torch posts single messages of pipelines through batch_isend_irecv.
+
+    Versions before 2.12 do; where no version is known, it is taken not to.
     """
     version = _torch_version(profile)
     return version is not None and version < ALONE_SINCE
 
 
 def message_assumptions(programs: Iterable[Program], profile: Profile) -> Iterator[str]:
-    """As :func:`assumptions`, where ranks of a pipeline send messages that go alone."""
+    """Yield assumptions, as :func:`assumptions` does, where ranks of a pipeline send single messages."""
     if not any(each.role in ("send", "receive") for program in programs for each in program.collectives):
         return
     version, since = _torch_version(profile), _dotted(ALONE_SINCE)
@@ -158,10 +171,16 @@ def _dotted(version: tuple[int, int]) -> str:
 def kernel_warnings(
     kernels: Sequence[Sequence[KernelUse]], profile: Profile, given_as: str | None = None
 ) -> Iterator[str]:
-    """Kernels that were not measured, or not well, and what profiles of before lack.
+    """Yield warnings of kernels that were not measured, or not well, and of what older profiles lack.
 
-    kernels: of each rank of a pipeline in order, of which the worst is told; else of one rank. given_as: the file or
-    catalog name under which the profile is found, which need not be the profile's own name.
+    Parameters
+    ----------
+    kernels : sequence of sequences of KernelUse
+        Kernels of each rank of a pipeline in order, of which the worst is reported; else of one rank.
+    profile : Profile
+        That the kernels' costs come from.
+    given_as : str or None
+        The file or catalog name under which the profile is found, which need not be the profile's own name.
     """
     shares = [kernel_shares(each) for each in kernels]
     roofline, curve = (_worst(shares, source) for source in ("roofline", "curve"))
@@ -196,7 +215,7 @@ def kernel_warnings(
 
 
 def host_warnings(profile: Profile, scenario: Scenario) -> Iterator[str]:
-    """What of the host was not measured, as where a budget left it out: the step is predicted without it."""
+    """Yield a warning of host costs that were not measured, as where a budget left them out: they count as nothing."""
     missing = missing_host_costs(profile, scenario)
     if missing:
         yield (
@@ -206,7 +225,7 @@ def host_warnings(profile: Profile, scenario: Scenario) -> Iterator[str]:
 
 
 def _estimated(kernels: Sequence[Sequence[KernelUse]]) -> Iterator[str]:
-    """What is hardly known is named however little of the time it seems to take, the rest where it may count."""
+    """Yield a warning of estimated kernels: of hardly known ones always, of others where they may count."""
     told = [use for each in kernels for use in each if use.cost.source == "estimated" and _may_count(use, each)]
     if told:
         factor = max(factor_of_spread(use.cost.spread) for use in told)
@@ -222,7 +241,7 @@ def _may_count(use: KernelUse, kernels: Sequence[KernelUse]) -> bool:
 
 
 def _named(uses: Sequence[KernelUse]) -> str:
-    """Their operators, those first that may take longest."""
+    """Return the names of the kernels' operators, those first that may take longest."""
     longest_s: dict[str, float] = {}
     for use in uses:
         name = use.key.removeprefix("aten.").split("(")[0].removesuffix(".default")
@@ -233,7 +252,10 @@ def _named(uses: Sequence[KernelUse]) -> str:
 
 
 def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:
-    """steps_s: of ranks that send each other messages, which in the long run all take the same."""
+    """Yield a warning where ranks were still drifting apart after the last simulated step.
+
+    steps_s: of ranks that send each other messages; in the long run all take equally long.
+    """
     shortest_s, longest_s = min(steps_s), max(steps_s)
     if longest_s > (1 + UNSTEADY) * shortest_s:
         yield (
@@ -243,7 +265,7 @@ def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:
 
 
 def sharding_warnings(scenario: Scenario, program: Program) -> Iterator[str]:
-    """Where fully_shard was asked for groups of repeated blocks and none are known: it shards all as one group."""
+    """Yield a warning where fully_shard was asked for groups of repeated blocks and none are known."""
     section = scenario.parallelism
     if section.strategy not in ("zero2", "zero3") or section.dp == 1 or blocks_of(program.trace):
         return
@@ -260,7 +282,10 @@ def sharding_warnings(scenario: Scenario, program: Program) -> Iterator[str]:
 
 
 def retry_warnings(memories: Sequence[MemoryTimeline]) -> Iterator[str]:
-    """Of ranks whose allocator gives cached segments back in every step. memories: of each rank."""
+    """Yield a warning of ranks whose allocator frees cached segments in every step.
+
+    memories: of each rank.
+    """
     retries = max((each.step_retries for each in memories if each.fits), default=0)
     if retries:
         yield (
@@ -270,7 +295,7 @@ def retry_warnings(memories: Sequence[MemoryTimeline]) -> Iterator[str]:
 
 
 def _worst(shares: Sequence[dict[str, float]], source: str) -> int:
-    """The first of the ranks that have most, as it is shown."""
+    """Return the first of the ranks that have most of this source, as rounded for the report."""
     return max(range(len(shares)), key=lambda at: round(shares[at][source], 2))
 
 
@@ -280,8 +305,9 @@ def _of_device_time(shares: Sequence[dict[str, float]], worst: int, source: str)
 
 
 def communication_warnings(ranks: Sequence[Talk], profile: Profile, own: str) -> Iterator[str]:
-    """Collectives and messages that are extrapolated, and what the interconnects that they run over lack; none where a
-    step has none. Each is told once, whatever ranks it is of.
+    """Yield warnings of extrapolated collectives and messages, and of what their interconnects lack.
+
+    Each is reported once, whatever ranks it is of; none where a step has no communication.
 
     own: name of the interconnect in use.
     """
@@ -312,7 +338,7 @@ def communication_warnings(ranks: Sequence[Talk], profile: Profile, own: str) ->
 
 
 def _extrapolated(collective: Collective, route: Route) -> str:
-    """Messages are between two ranks everywhere: what is extrapolated is their size."""
+    """Return the warning of one extrapolated collective; messages are always between two ranks, so their size is."""
     kind, _, size_bytes, ranks, *_ = collective
     measure = f"`perfmodel calibrate --interconnect {route.name} --ranks {ranks} --scenario FILE` measures them"
     if kind not in MESSAGES:
@@ -325,8 +351,9 @@ def _extrapolated(collective: Collective, route: Route) -> str:
 
 
 def _missing_of_messages(interconnect: Interconnect, calls: Iterable[str]) -> Iterator[str]:
-    """Of an interconnect with host call times, some may lack; an interconnect without any was named for that. calls:
-    those that cost the host what they cost over this one.
+    """Yield what an interconnect lacks that messages use.
+
+    calls: host calls that are measured over this one. An interconnect without any host call times was named for that.
     """
     known = interconnect.host.keys() - {REFERENCE}
     lacking = [call for call in calls if known and host_calls.first_of(call) not in known]
@@ -343,9 +370,20 @@ def _missing_of_messages(interconnect: Interconnect, calls: Iterable[str]) -> It
 
 
 def _missing(profile: Profile, interconnect: Interconnect, has_calls: bool, has_collectives: bool) -> Iterator[str]:
-    """What a step on this device would use, with what is supposed instead. On a CPU neither kernels beside collectives
-    nor device memory are predicted. has_calls: whether calls cost the host what they cost over this one.
-    has_collectives: whether other than messages run over it, which have couplings of their own.
+    """Yield what an interconnect lacks that a step on this device would use, with what is supposed instead.
+
+    On a CPU neither kernels concurrent with collectives nor device memory are predicted.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of the device.
+    interconnect : Interconnect
+        That collectives run over.
+    has_calls : bool
+        Whether the host cost of calls is measured over this interconnect.
+    has_collectives : bool
+        Whether anything else than messages, which have couplings of their own, runs over it.
     """
     if has_calls and not interconnect.host.keys() - {REFERENCE}:
         yield "no host call times (a call is taken to cost no more than a kernel's launch)"

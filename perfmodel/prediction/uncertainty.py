@@ -46,11 +46,22 @@ def step_interval_s(
     clock_s: float = 0.0,
     bubbles: float = 0.0,
 ) -> tuple[float, float]:
-    """5th and 95th percentile of the step.
+    """Return the 5th and the 95th percentile of the step.
 
-    host_s: by how much the step grows when the host is slower by one standard deviation of its speed. wire_s: likewise
-    when collectives take longer. clock_s: when kernels do, at a clock that the power limit has lowered. bubbles:
-    seconds of waiting for other ranks' kernels for each second of the rank's own.
+    Parameters
+    ----------
+    step_time_s : float
+        The prediction.
+    kernels : iterable of KernelUse
+        Kernels of the step, each with its spread.
+    host_s : float
+        By how much the step grows when the host is slower by one standard deviation of its speed.
+    wire_s : float
+        Likewise when collectives take longer.
+    clock_s : float
+        Likewise when kernels do, at a clock that the power limit has lowered.
+    bubbles : float
+        Seconds of waiting for other ranks' kernels for each second of the rank's own.
     """
     kernels = list(kernels)
     rough = [(use.total_s, factor_of_spread(use.cost.spread)) for use in kernels if use.cost.source in ROUGH]
@@ -68,7 +79,7 @@ def step_interval_s(
 
 
 def _low_s(step_time_s: float, half_s: float) -> float:
-    """The low end of the interval, which is above zero however large the error is."""
+    """Return the low end of the interval, which is above zero however large the error is."""
     return step_time_s - half_s if 2 * half_s <= step_time_s else step_time_s**2 / (4 * half_s)
 
 

@@ -12,7 +12,9 @@ from perfmodel.program.program import Program
 
 @dataclass(frozen=True)
 class PhaseSpan:
-    """From the device reaching the phase's mark to it reaching the next phase's; seconds from the step's start."""
+    """The time from the device's reaching the phase's mark to its reaching the next one, in seconds from the step's
+    start.
+    """
 
     phase: str
     micro_batch: int
@@ -30,9 +32,22 @@ class PhaseSpan:
 
 @dataclass(frozen=True)
 class Communication:
-    """One collective of the step. collective: index into the program's. run: index into ``phases``. stream: 0 where it
-    runs on the compute stream. waits_s: of a message, how long it waits for the other rank at first. exchange: of
-    messages, index into the program's; -1 of others. Seconds as in :class:`Timeline`.
+    """One collective of the step; seconds as in :class:`Timeline`.
+
+    Parameters
+    ----------
+    collective : int
+        Index into the program's collectives.
+    run : int
+        Index into ``phases``.
+    stream : int
+        0 where it runs on the compute stream.
+    issue_s, start_s, end_s : float
+        When the host issued it, and when it started and ended.
+    waits_s : float
+        How long a message waits at first for the other rank.
+    exchange : int
+        Index of a message's exchange among the program's; -1 for other collectives.
     """
 
     collective: int
@@ -70,16 +85,33 @@ class SideKernel:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One steady step of one rank. Columns have one entry an operator launched on the compute stream (on a CPU, where
-    one processor runs them all, on any), in launch order.
+    """One steady step of one rank, in seconds from the step's start on the host.
 
-    operation: index into the program's operations. run: index into ``phases``. module: index into the trace's modules,
-    -1 outside. stream: 0 is the compute stream. host_start_s, issue_s: the host begins the call, and has launched it.
-    start_s, end_s: the device runs it (several kernels count as one). All seconds from the step's start on the host.
-    host_span_s: host times of the phases, (start, end). host_busy_s: seconds the host worked (neither waiting nor
-    held back). communications, side: collectives, and the operators of other streams, each by start; what sums the
-    columns counts neither. began_s: of ranks simulated together, how long after the first of their hosts this one began
-    the step.
+    Columns have one entry for each operator launched on the compute stream (on a CPU, where one processor runs them
+    all, on any stream), in launch order.
+
+    Parameters
+    ----------
+    operation, run, module : numpy.ndarray
+        Index into the program's operations, into ``phases``, and into the trace's modules (-1 outside of modules).
+    stream : numpy.ndarray
+        0 is the compute stream.
+    host_start_s, issue_s : numpy.ndarray
+        When the host begins the call, and when it has launched it.
+    start_s, end_s : numpy.ndarray
+        When the device runs it; several kernels count as one.
+    phases, host_spans : tuple of PhaseSpan
+        Phases as the device and as the host runs them.
+    step_time_s : float
+        From the device's reaching this step to its reaching the next.
+    synced_step_time_s : float
+        Of a step that starts with both clocks idle and ends when the host knows that the device is done.
+    host_busy_s : float
+        Seconds in which the host worked, neither waiting nor held back.
+    communications, side : tuple
+        Collectives, and operators of other streams, each by start; what sums the columns counts neither.
+    began_s : float
+        Of ranks simulated together, how long after the first of their hosts this one began the step.
     """
 
     operation: np.ndarray
@@ -100,7 +132,7 @@ class Timeline:
     began_s: float = 0.0
 
     def shifted(self, seconds: float) -> Timeline:
-        """All that happens, so much later."""
+        """Return the timeline with everything so much later."""
         return replace(
             self,
             host_start_s=self.host_start_s + seconds,
@@ -131,7 +163,7 @@ class Timeline:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Of these, the seconds in which the compute stream ran no operator."""
+        """Seconds of communication in which the compute stream ran no operator."""
         return self._exposed_s(self._moving)
 
     @property
@@ -145,7 +177,7 @@ class Timeline:
         return merged((each.start_s + each.waits_s, each.end_s) for each in self.communications)
 
     def _exposed_s(self, stretches_s: np.ndarray) -> float:
-        """Of these stretches, rows of (start, end), what the compute stream is idle in."""
+        """Return the seconds of these stretches, rows of (start, end), in which the compute stream is idle."""
         busy_s = np.concatenate([[0.0], np.cumsum(self.end_s - self.start_s)])
 
         def busy_until_s(time_s: np.ndarray) -> np.ndarray:
@@ -157,7 +189,7 @@ class Timeline:
 
 
 def merged(stretches_s: Iterable[tuple[float, float]]) -> np.ndarray:
-    """Rows (start, end), disjoint and ascending, of all that the stretches cover.
+    """Return rows (start, end), disjoint and ascending, of all that the stretches cover.
 
     >>> merged([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)]).tolist()
     [[0.0, 3.0], [4.0, 5.0]]
@@ -172,7 +204,7 @@ def merged(stretches_s: Iterable[tuple[float, float]]) -> np.ndarray:
 
 
 def spans(program: Program, marks_s: list[float]) -> tuple[PhaseSpan, ...]:
-    """Phases from the times of their starts and of the step's end."""
+    """Return phases from the times of their starts and of the step's end."""
     return tuple(
         PhaseSpan(run.phase, run.micro_batch, start, end, run.stage)
         for run, start, end in zip(program.runs, marks_s[:-1], marks_s[1:], strict=True)

@@ -70,7 +70,7 @@ def _call(name: str, inputs: tuple[Argument, ...], out: TensorSpec) -> Operation
 
 
 def _reduced(name: str, x: TensorSpec, operation: Operation) -> Operation:
-    """Of ``x`` to what the operator returns: over the dimensions that it names, all where it names none."""
+    """Return the reduction of ``x`` to what the operator returns, over the dimensions that it names or over all."""
     dims = operation.inputs[1] if len(operation.inputs) > 1 else None
     over = dims if isinstance(dims, tuple) and not isinstance(dims, TensorSpec) else None
     return _call(name, (x,) if over is None else (x, over), operation.outputs[0])

@@ -23,9 +23,17 @@ STAND_INS = {"full_reduction": "column"}
 
 
 class CurveTime(NamedTuple):
-    """time_s: seconds. spread: standard deviation, relative; of the logarithm where it is not small. source: whether
-    the call lies among the shapes that its curve was fitted on (curve), outside (extrapolated), or is of a kind that
-    was not measured (estimated).
+    """A time by a fitted curve.
+
+    Attributes
+    ----------
+    time_s : float
+        Seconds of one call.
+    spread : float
+        Relative standard deviation; of the logarithm where it is not small.
+    source : str
+        ``curve`` where the call lies among the shapes of the fit, ``extrapolated`` outside of them, ``estimated`` where
+        its kind was not measured.
     """
 
     time_s: float
@@ -73,8 +81,9 @@ def _curve_time(record: CurveRecord, time_s: float, octaves: float, estimate: Es
 
 
 def octaves_outside(record: CurveRecord, calls: Calls) -> Array:
-    """By how many factors of two each call lies outside the shapes of the fit, all coordinates together, less the
-    margin that still counts as inside; 0 where the curve's range is not known.
+    """Return by how many factors of two each call lies outside the shapes of the fit.
+
+    All coordinates count together, less the margin that still counts as inside; 0 where the curve's range is not known.
     """
     outside = [
         octaves_beyond(np.maximum(calls.numbers[name], 1.0), max(least, 1.0), max(most, 1.0))

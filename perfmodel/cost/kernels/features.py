@@ -53,7 +53,10 @@ LEAST_CHANNELS = 8  # below it channels are padded
 
 @dataclass(frozen=True)
 class Features:
-    """curve: its name in a profile. form: name of its form. numbers, labels: see :class:`.forms.Calls`."""
+    """What a curve knows of a call.
+
+    curve: its name in a profile. form: name of its form. numbers, labels: see :class:`.forms.Calls`.
+    """
 
     curve: str
     form: str
@@ -65,7 +68,7 @@ Told = tuple[str, str, dict[str, float], dict[str, str]]  # curve, form, numbers
 
 
 class Where(NamedTuple):
-    """What a call runs on: the arithmetic unit, how many multiprocessors there are, and whether it is a CPU."""
+    """The arithmetic unit that a call runs on, the number of multiprocessors, and whether the device is a CPU."""
 
     arithmetic: str
     multiprocessors: int
@@ -103,7 +106,7 @@ def _item_bytes(operation: Operation) -> int:
 
 
 def memory_path(operation: Operation) -> str:
-    """How a pointwise kernel reads: vectorised (operands all alike), cast (dtypes differ), broadcast or permuted."""
+    """Return how a pointwise kernel reads: vectorised (equal operands), cast (dtypes differ), broadcast or permuted."""
     specs = [spec for spec in (*operation.input_tensors(), *operation.outputs) if spec.shape]
     if not specs:
         return "vectorised"
@@ -242,7 +245,7 @@ def _full_reduction(operation: Operation, where: Where) -> Told:
 
 
 def _combining_on_cpu(operation: Operation, item_bytes: int) -> str:
-    """As :func:`_combining`, of loops; a mean of 2-byte elements makes a copy in float32 before it adds up."""
+    """Return :func:`_combining` for loops on a CPU; a mean of 2-byte elements first makes a float32 copy."""
     name = operation.base_name
     if name == "mean" and item_bytes < DTYPE_BYTES["float32"]:
         return "mean of a cast"
@@ -250,7 +253,7 @@ def _combining_on_cpu(operation: Operation, item_bytes: int) -> str:
 
 
 def _combining(operation: Operation) -> str:
-    """What a reduction does with two values, by one operator of those that do the same."""
+    """Return what a reduction does with two values, by one name for operators that do the same."""
     name, keeps_index = operation.base_name, operation.name.endswith(".dim")
     if name in ("max", "min") and keeps_index:
         return "argmax"

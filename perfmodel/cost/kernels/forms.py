@@ -36,7 +36,7 @@ class Calls:
 
     @classmethod
     def of(cls, rows: list[tuple[dict[str, float], dict[str, str]]]) -> Calls:
-        """From one (numbers, labels) pair a call; all pairs have the same names."""
+        """Collect one (numbers, labels) pair for each call; all pairs have the same names."""
         numbers = {name: np.array([row[0][name] for row in rows], dtype=np.float64) for name in rows[0][0]}
         return cls(numbers, {name: [row[1][name] for row in rows] for name in rows[0][1]})
 
@@ -45,8 +45,16 @@ class Calls:
 class Parameter:
     """One positive parameter of a form.
 
-    prior: standard deviation of its logarithm around the starting value; how far the fit may go for how much evidence.
-    labelled: name of the label by which it varies; label_prior: how far one label may lie from the general value.
+    Parameters
+    ----------
+    name : str
+        In formulas and profiles.
+    prior : float
+        Standard deviation of its logarithm around the starting value: how far the fit may go for how much evidence.
+    labelled : str or None
+        Name of the label by which it varies.
+    label_prior : float
+        Standard deviation of one label's logarithm around the general value.
     """
 
     name: str
@@ -59,9 +67,19 @@ class Parameter:
 class Form:
     """A cost curve's shape.
 
-    time_s: (numbers, parameter values per call) -> seconds. starts: (numbers, measured seconds) -> starting values.
-    coordinates: numbers whose logarithms place a call for the correction of what the form leaves over; places: labels
-    that do so too. Without coordinates there is no correction.
+    Parameters
+    ----------
+    name : str
+        In profiles.
+    parameters : tuple of Parameter
+        What is fitted.
+    time_s : callable
+        Returns seconds from numbers and parameter values of calls.
+    starts : callable
+        Returns starting values from numbers and measured seconds.
+    coordinates, places : tuple of str
+        Numbers whose logarithms place a call for the correction of what the form leaves over, and labels that do so,
+        too. Without coordinates there is no correction.
     """
 
     name: str
@@ -73,7 +91,7 @@ class Form:
 
 
 def parameter_key(name: str, label: str | None = None) -> str:
-    """How a parameter, or its value for one label, is called in a profile.
+    """Return the name in a profile of a parameter, or of its value for one label.
 
     >>> parameter_key("elements_per_s", "gelu 2")
     'elements_per_s [gelu 2]'

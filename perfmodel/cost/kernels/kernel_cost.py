@@ -9,8 +9,16 @@ Source = Literal["exact", "roofline", "none"] | CurveSource
 
 
 class ScaledTime(NamedTuple):
-    """A time that was scaled to another datasheet. before_s: it as measured. following_s: those of its seconds that
-    follow the datasheet. log_ratio: how many times as long the roofline takes by the new datasheet, the logarithm.
+    """A time that was scaled to another datasheet.
+
+    Attributes
+    ----------
+    before_s : float
+        The time as measured.
+    following_s : float
+        Those of its seconds that follow the datasheet.
+    log_ratio : float
+        Logarithm of how many times as long the roofline takes by the new datasheet.
     """
 
     before_s: float
@@ -19,20 +27,36 @@ class ScaledTime(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """How the two times of a cost were scaled: the one of a call that is repeated, and the one with an empty cache."""
+    """The scaling of a cost's two times: of a call that is repeated, and of one that finds an empty cache."""
 
     warm: ScaledTime
     cold: ScaledTime
 
 
 class KernelCost(NamedTuple):
-    """time_s: seconds it adds to a busy stream when it is repeated alone. spread: relative standard deviation of that,
-    and of its logarithm where it is not small. source: exact key, fitted curve, a curve outside the shapes that it was
-    fitted on (extrapolated), estimated because no operator of its kind was measured, roofline, or none (nothing runs on
-    the device). kind: cost class (``gemm``,
-    ``pointwise``, ...). flops and bytes: the work it must do at least. arithmetic: fp32, tf32, bf16 or fp16, the unit
-    that does the FLOPs. kernels: device launches. cold_time_s: seconds when it finds nothing in the cache. scaling: how
-    both times were scaled to another datasheet (:mod:`perfmodel.cost.kernels.scaling`); None where they were not.
+    """What one call costs the device, and how that is known.
+
+    Attributes
+    ----------
+    time_s : float
+        Seconds that it adds to a busy stream when it is repeated alone.
+    spread : float
+        Relative standard deviation of that time, and of its logarithm where it is not small.
+    source : str
+        ``exact`` key, fitted ``curve``, ``extrapolated`` from a curve, ``estimated`` because no operator of its kind
+        was measured, ``roofline``, or ``none`` (nothing runs on the device).
+    kind : str
+        Cost class: ``gemm``, ``pointwise``, ...
+    flops, bytes : float
+        The work that it must do at least.
+    arithmetic : str
+        Unit that does the FLOPs: fp32, tf32, bf16 or fp16.
+    kernels : int
+        Device launches.
+    cold_time_s : float
+        Seconds when it finds nothing in the cache.
+    scaling : Scaling or None
+        How both times were scaled to another datasheet (:mod:`perfmodel.cost.kernels.scaling`); None if they were not.
     """
 
     time_s: float

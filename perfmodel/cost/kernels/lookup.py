@@ -31,12 +31,12 @@ _COSTS = Derived[dict[tuple[bool, bool], Known]]()  # of profiles, by TF32 and e
 def kernel_costs(
     operations: Sequence[Operation], profile: Profile, matmul_tf32: bool, exact: bool = True
 ) -> list[KernelCost]:
-    """What one call of each operation costs; remembered as long as the profile lives.
+    """Return what one call of each operation costs; remembered as long as the profile lives.
 
     Parameters
     ----------
     matmul_tf32
-        Whether float32 products may use TF32.
+        Whether float32 GEMMs may use TF32.
     exact
         Use times that were measured for a scenario. Without, only what the general grid tells: its own keys, where one
         coincides, and the curves fitted to it.
@@ -54,7 +54,7 @@ def kernel_costs(
 
 
 def _costs(operations: list[Operation], profile: Profile, matmul_tf32: bool, exact: bool) -> list[KernelCost]:
-    """As the profile's device takes, or, where its datasheet was changed, the device that was measured, scaled."""
+    """Return costs on the device that was measured, scaled where the profile has another datasheet."""
     if profile.as_measured is None:
         return _work_out(operations, profile, matmul_tf32, exact)
     measured = kernel_costs(operations, profile.as_measured, matmul_tf32, exact)
@@ -79,7 +79,9 @@ def _work_out(operations: list[Operation], profile: Profile, matmul_tf32: bool, 
 
 
 def _predicted(operations: list[Operation], profile: Profile, matmul_tf32: bool) -> dict[Operation, CurveTime]:
-    """Of those that curves cover, or of which at least the kind is known to be slow; several kernels' times added."""
+    """Return times by curves, or by the kind of operator where it is known to be slow; times of several kernels are
+    added.
+    """
     kernels = {operation: kernels_of(operation) for operation in operations}
     distinct = list(dict.fromkeys(chain.from_iterable(kernels.values())))
     times = predict_times_s(distinct, profile.device, profile.curves, matmul_tf32)
@@ -98,7 +100,7 @@ def _factorisation(operation: Operation, device: Device) -> CurveTime | None:
 
 
 def _together(times: Sequence[CurveTime | None]) -> CurveTime | None:
-    """Of kernels one after the other, from where the worst known of them is from; None if one is not known."""
+    """Return the time of kernels one after the other, with the source of the worst known; None if one is not known."""
     known = [time for time in times if time is not None]
     if len(known) < len(times):
         return None
@@ -110,7 +112,7 @@ def _together(times: Sequence[CurveTime | None]) -> CurveTime | None:
 
 
 def _record(operation: Operation, profile: Profile, matmul_tf32: bool, exact: bool) -> KernelRecord | None:
-    """The measurement under the call's own key, if it has a time and may be used."""
+    """Return the measurement under the call's own key, if it has a time and may be used."""
     if not operation.runs_on_device:
         return None
     record = profile.kernels.get(kernel_key(operation, matmul_tf32))
@@ -153,7 +155,7 @@ def _cost(
 
 
 def _copied(operation: Operation, profile: Profile) -> TransferCost | None:
-    """What a copy engine takes, which has no cache before it: of pinned copies, where these were measured."""
+    """Return what a copy engine, which no cache precedes, takes for a pinned copy; None if that was not measured."""
     direction = pinned_copy(operation) if operation.runs_on_device else None
     if direction is None or not has_transfers(direction, "pinned", profile):
         return None
@@ -163,9 +165,10 @@ def _copied(operation: Operation, profile: Profile) -> TransferCost | None:
 def _cold_time_s(
     operation: Operation, time_s: float, record: KernelRecord | None, source: Source, profile: Profile
 ) -> float:
-    """As measured, and never below the warm time; else t + hits x (what a miss costs more a byte), where that is known.
+    """Return the seconds of a call that finds nothing in the cache: as measured, and never below the warm time.
 
-    hits: the bytes that a repeated call finds in the cache. A roofline takes all bytes from memory already.
+    Where they were not measured: t + hits x (what a miss adds for a byte), if that is known. hits: bytes that a
+    repeated call finds in the cache. A roofline takes all bytes from memory already.
     """
     if record is not None and record.cold_time_s is not None:
         return max(record.cold_time_s, time_s)

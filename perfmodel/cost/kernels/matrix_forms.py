@@ -73,7 +73,8 @@ def gemm_time_s(numbers: Numbers, values: Values) -> Array:
 
 
 def convolution_time_s(numbers: Numbers, values: Values) -> Array:
-    """As implicit products: t = start + tiled(output) [+ tiled(input gradient) + tiled(weight gradient)] + rearranging.
+    """Return convolutions as implicit GEMMs:
+    t = start + tiled(output) [+ tiled(input gradient) + tiled(weight gradient)] + rearranging.
 
     A product that is not wanted has size 0. Rearranging: what a layout that is not the kernels' own costs on top.
     """

@@ -150,7 +150,7 @@ def gemm_operands(operation: Operation) -> tuple[TensorSpec, TensorSpec]:
 
 
 def row_pairs(operation: Operation) -> tuple[int, int]:
-    """How many pairs of rows a distance operator compares, and how long the rows are.
+    """Return how many pairs of rows a distance operator compares, and how long the rows are.
 
     >>> x, y = TensorSpec.parse("float32[2,10,3]"), TensorSpec.parse("float32[2,20,3]")
     >>> row_pairs(Operation("aten._cdist_forward.default", (x, y, 1.0, None)))
@@ -169,7 +169,7 @@ def _convolution_flops(weight: TensorSpec, output: TensorSpec) -> float:
 
 
 class AttentionShape:
-    """What attention's cost depends on: batch, heads, kv_heads, queries, keys, head_size, causal, dropout."""
+    """The sizes that attention's cost depends on: batch, heads, kv_heads, queries, keys, head_size, causal, dropout."""
 
     __slots__ = ("batch", "causal", "dropout", "head_size", "heads", "keys", "kv_heads", "queries")
 

@@ -30,10 +30,18 @@ _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 class OutOfMemoryError(Exception):
-    """A request that the device cannot serve even after every cached segment was given back.
+    """A request that the device cannot serve even after every cached segment was freed.
 
-    requested_bytes: what was asked for. allocated_bytes, reserved_bytes: what the allocator held then. limit_bytes: the
-    most it may reserve. stream: the one it was asked on.
+    Attributes
+    ----------
+    requested_bytes : int
+        What was asked for.
+    allocated_bytes, reserved_bytes : int
+        What the allocator held then.
+    limit_bytes : int
+        The most that it may reserve.
+    stream : int
+        The stream on which it was asked for.
     """
 
     def __init__(
@@ -62,7 +70,10 @@ class Block(NamedTuple):
 
 
 class SegmentState(NamedTuple):
-    """What one ``cudaMalloc`` gave. pool: ``small`` or ``large``. blocks: by address, covering it whole."""
+    """What one ``cudaMalloc`` returned, and how it is cut into blocks.
+
+    pool: ``small`` or ``large``. blocks: by address; they cover the segment whole.
+    """
 
     address: int
     bytes: int
@@ -94,7 +105,7 @@ def segment_bytes(block_bytes: int) -> int:
 
 
 class DeviceAddresses:
-    """Where the device puts segments.
+    """The addresses at which the device puts segments.
 
     The first HOLE_BYTES go side by side upwards; then the driver hands out reservations of a multiple of 32 MiB, each
     below the last, and a segment that fits into what an earlier one left of its reservation goes there. Only the order

@@ -12,11 +12,22 @@ from perfmodel.trace.trace import StorageKind
 
 
 class MemoryColumns(NamedTuple):
-    """What was asked and held, one entry an allocation or free (equally long columns).
+    """What was asked for and held, with one entry for each allocation or free.
 
-    event: index into the step's instructions; -1 while the model is built. request_bytes: what was asked for, 0 for a
-    free. address: of the block. kind: :class:`StorageKind` of what it holds. stream: the current one of an allocation,
-    to whose pool the block belongs; of no meaning for a free. allocated_bytes, reserved_bytes: after it.
+    Attributes
+    ----------
+    event : numpy.ndarray
+        Index into the step's instructions; -1 while the model is built.
+    request_bytes : numpy.ndarray
+        What was asked for; 0 for a free.
+    address : numpy.ndarray
+        Of the block.
+    kind : numpy.ndarray
+        :class:`StorageKind` of what it holds.
+    stream : numpy.ndarray
+        Current stream of an allocation, to whose pool the block belongs; without meaning for a free.
+    allocated_bytes, reserved_bytes : numpy.ndarray
+        What the allocator holds after it.
     """
 
     event: np.ndarray

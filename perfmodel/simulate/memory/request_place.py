@@ -15,8 +15,9 @@ OUTSIDE_STEPS = ("model", "wrapping")  # parts of the memory walk that run no op
 
 
 class Caller(NamedTuple):
-    """What the host is doing at an event: the operator that it called last, and the autograd node or module that called
-    that; both are empty before the segment's first operator.
+    """The operator that the host called last at an event, and the autograd node or module that called it.
+
+    Both are empty before the segment's first operator.
     """
 
     operator: str
@@ -25,7 +26,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestPlace:
-    """Where a request is made.
+    """The place in a step at which a request is made.
 
     Attributes
     ----------
@@ -95,7 +96,10 @@ def _run_at(runs: Sequence[PhaseRun], event: int) -> tuple[PhaseRun, int]:
 
 
 def callers(trace: Trace, kinds: np.ndarray, numbers: np.ndarray) -> Iterator[Caller]:
-    """What the host is doing at each event of a segment. kinds, numbers: columns ``kind`` and ``a`` of the events."""
+    """Yield what the host is doing at each event of a segment.
+
+    kinds, numbers: columns ``kind`` and ``a`` of the events.
+    """
     modules: list[str] = []
     node = ""
     caller = Caller("", "")

@@ -21,9 +21,18 @@ from perfmodel.trace.trace import EventKind, Segment, StepEvents, Storage, Stora
 class Actions:
     """Requests in order, as equally long columns.
 
-    request_bytes: what an allocation asks for, 0 for a free. slot: which storage (its id; temporaries and workspaces
-    have negative numbers). kind: what it holds. event: the trace event it belongs to, from the segment's start. stream:
-    the current one of an allocation; a free goes to the stream of its block, whatever stands here.
+    Parameters
+    ----------
+    request_bytes : list of int
+        What an allocation asks for; 0 for a free.
+    slot : list of int
+        Which storage: its id; temporaries and workspaces have negative numbers.
+    kind : list of int
+        :class:`StorageKind` of what it holds.
+    event : list of int
+        The trace event that it belongs to, counted from the segment's start.
+    stream : list of int
+        Current stream of an allocation; a free goes to the stream of its block, whatever this says.
     """
 
     request_bytes: list[int] = field(default_factory=list)
@@ -51,7 +60,7 @@ Temporaries = Mapping[int, Sequence[tuple[int, int]]]  # by operation: request_b
 
 
 def memory_scripts(operations: Sequence[Operation], profile: Profile, matmul_tf32: bool) -> list[Script]:
-    """The script of each operation: as measured under its kernel key, else by rule, else () (just its outputs)."""
+    """Return the script of each operation: as measured under its kernel key, else by rule, else () (just outputs)."""
     return [_script(operation, profile, matmul_tf32) for operation in operations]
 
 
@@ -65,7 +74,7 @@ def _script(operation: Operation, profile: Profile, matmul_tf32: bool) -> Script
 
 
 def persistent_actions(storages: Iterable[Storage]) -> Actions:
-    """Building the model and its inputs."""
+    """Return the requests that build the model and its inputs."""
     actions = Actions()
     for storage in storages:
         if storage.bytes:
@@ -76,10 +85,18 @@ def persistent_actions(storages: Iterable[Storage]) -> Actions:
 def with_inserted(
     actions: Actions, insertions: Iterable[Insertion], start: int, temporaries: Temporaries | None = None
 ) -> Actions:
-    """A segment's actions with what a strategy asks for itself between them.
+    """Return a segment's actions together with those that a strategy inserts between them.
 
-    start: the segment's first event. What is inserted belongs to the event before it. temporaries: of the operators
-    that are inserted.
+    Parameters
+    ----------
+    actions : Actions
+        The segment's own.
+    insertions : iterable of Insertion
+        What the strategy inserts; it belongs to the event before it.
+    start : int
+        The segment's first event.
+    temporaries : mapping, optional
+        Requests and frees of inserted operators.
     """
     result, done = Actions(), 0
     for insertion in insertions:
@@ -97,7 +114,7 @@ def with_inserted(
 
 
 def inserted_actions(rows: Iterable[Instruction], event: int = 0, temporaries: Temporaries | None = None) -> Actions:
-    """What a strategy asks for, all at one event, and what its operators take and give back."""
+    """Return what a strategy allocates and frees at one event, including temporaries of inserted operators."""
     actions = Actions()
     for row in rows:
         if row.kind in (EventKind.ALLOC, EventKind.FREE):
@@ -263,7 +280,7 @@ class ActionWriter:
 
 
 def _kind_of_storage(trace: Trace) -> np.ndarray:
-    """What each storage id holds."""
+    """Return what each storage id holds."""
     known = {storage.id: storage.kind for storage in trace.persistent} | trace.storage_kinds
     named = [
         events.a[(events.kind == EventKind.ALLOC) | (events.kind == EventKind.FREE)]

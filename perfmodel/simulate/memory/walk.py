@@ -101,17 +101,17 @@ class MemoryTimeline:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """Of the steady step."""
+        """Peak of allocated bytes in the steady step."""
         return self.steady.peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Of the steady step."""
+        """Peak of reserved bytes in the steady step."""
         return self.steady.peak_reserved_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What the device has in use for this process at its peak: segments, context and communicators."""
+        """Peak of device memory in use for this process: segments, context and communicators."""
         steps = filter(None, (self.first, self.rebuilding, self.steady))
         return max(step.peak_reserved_bytes for step in steps) + self.outside_bytes
 
@@ -121,16 +121,17 @@ class MemoryTimeline:
 
     @property
     def needed_bytes(self) -> int:
-        """Where it does not fit, the smallest device memory in which it does; else what it has in use at its peak.
+        """Device memory that the step needs: what it has in use at its peak, or, if it does not fit, the least in which
+        it would.
 
-        In the smallest memory the allocator may have to give cached segments back, which takes time;
-        ``unlimited.device_bytes`` are enough to never do so.
+        In the least memory the allocator may have to free cached segments, which takes time; ``unlimited.device_bytes``
+        are enough to never do so.
         """
         return self.device_bytes if self.least_limit_bytes is None else self.least_limit_bytes + self.outside_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """By how much the device is smaller than that; 0 where everything fits."""
+        """Device memory that is missing; 0 where everything fits."""
         if self.out_of_memory is None:
             return 0
         return self.needed_bytes - (self.out_of_memory.limit_bytes + self.outside_bytes)
