@@ -109,13 +109,13 @@ def collective_cost(
     ranks : int
         In the group; a group of one costs nothing.
     dtype : str
-        Without ``torch.``; a size measured in another dtype counts as exact too, since wires carry bytes.
+        Without ``torch.``; a size measured in another dtype counts as exact too, since links carry bytes.
     size_bytes : int
         As :func:`~perfmodel.hardware.interconnect.collective_key` counts.
     exact : bool
         Use sizes that were measured for scenarios.
     sharing : int
-        Groups that do the same over the same wires at the same time (:mod:`perfmodel.cost.routing`).
+        Groups that do the same over the same links at the same time (:mod:`perfmodel.cost.routing`).
 
     Raises
     ------
@@ -151,8 +151,8 @@ def eager_share(size_bytes: int, interconnect: Interconnect) -> float:
     message takes whole ones. That is how it goes over NVLink and shared memory; sockets were seen to keep other numbers
     of messages, for which this is a stand-in.
 
-    >>> wires = Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 16384: 1, 32768: 0})
-    >>> [eager_share(size_bytes, wires) for size_bytes in (1, 2048, 2049, 16384, 32768)]
+    >>> interconnect = Interconnect(backend="nccl", messages_ahead={1024: 8, 4096: 4, 16384: 1, 32768: 0})
+    >>> [eager_share(size_bytes, interconnect) for size_bytes in (1, 2048, 2049, 16384, 32768)]
     [0.125, 0.125, 0.25, 1.0, 2.0]
     """
     messages, most_bytes = eager_buffer(interconnect)
@@ -187,8 +187,8 @@ def nodes_of(ranks: int, interconnect: Interconnect) -> int:
     all_reduce had. Inside one node all stay in it.
 
     >>> segment = CollectiveSegment(least_bytes=1, most_bytes=2, alpha_s=1, beta_s_per_byte=1)
-    >>> wires = Interconnect(backend="nccl", nodes=2, segments={"all_reduce 4": (segment,)})
-    >>> [nodes_of(ranks, wires) for ranks in (2, 4, 5, 8)]
+    >>> interconnect = Interconnect(backend="nccl", nodes=2, segments={"all_reduce 4": (segment,)})
+    >>> [nodes_of(ranks, interconnect) for ranks in (2, 4, 5, 8)]
     [2, 2, 3, 4]
     """
     largest = largest_group("all_reduce", interconnect) or ranks
@@ -276,7 +276,7 @@ def _launch_s(kind: str, measured: int, interconnect: Interconnect) -> float:
 
     groups = [each for each in measured_groups(kind, interconnect) if each <= measured]
     inside = [each for each in groups if interconnect.nodes > 1 and each <= measured / interconnect.nodes]
-    if inside:  # what the wires between nodes add is latency
+    if inside:  # what the links between nodes add is latency
         return min(alpha_s(inside[-1]), alpha_s(measured))
     steps = [ring_steps(kind, each) for each in groups]
     if interconnect.nodes > 1 or len(set(steps)) < 2:

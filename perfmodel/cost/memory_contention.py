@@ -3,7 +3,7 @@
     factor = max(1, b_i + b_j)        b = min(1, bytes / time / bandwidth): share that each draws alone
 
 bandwidth: what copies reach, :data:`~perfmodel.cost.kernels.roofline.MEMORY_EFFICIENCY` of the peak. So a large copy
-beside operators that wait for memory takes as long as if all ran one after another, and one beside a matrix product
+beside operators that wait for memory takes as long as if all ran one after another, and one beside a GEMM
 costs next to nothing. Copies between host and device take no multiprocessors and little of the bandwidth: they are left
 out.
 """

@@ -24,7 +24,7 @@ the same limit slows: they keep their proportion to the time that the rank is bu
     step(r) = (1 + b) sum_i t_i(r)          and no less than at full clock
 
 Assumes: what counts is the average over a step; collectives draw no more than an idle device, and a step lasts no
-longer than the longest of what device, host and wire have to do. Not modelled: bubbles that wait for a host or a wire,
+longer than the longest of what device, host and links have to do. Not modelled: bubbles that wait for a host or a link,
 which no clock lengthens; and that a rank whose clock is lowered less than others' waits longer for these.
 """
 

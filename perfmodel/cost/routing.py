@@ -1,4 +1,4 @@
-"""Over which wires a group of ranks talks, and how many groups send over them at the same time.
+"""Which interconnect a group of ranks uses, and how many groups send over the same links at the same time.
 
 Ranks are numbered node by node, as torchrun numbers them. In one node a group is as fast as its number of ranks says,
 whatever the other groups do: every GPU has links of its own. Over several nodes of g ranks each
@@ -7,7 +7,7 @@ whatever the other groups do: every GPU has links of its own. Over several nodes
     shard, reshard     n consecutive ranks: where n divides g, none of them leaves its node and the profile's one-node
                        interconnect is theirs; else they are as all ranks
     replicate          ranks that hold the same of s shards, or stages of a pipeline of s ranks: min(s, g) of these
-                       groups have ranks in a node, and all reduce at the same time over the wire that the node has
+                       groups have ranks in a node, and all reduce at the same time over the link that the node has
     pp                 two ranks of a pipeline of n consecutive ones: as shard of n
 """
 
@@ -63,7 +63,7 @@ def route_of(members: Members, scenario: Scenario, profile: Profile) -> Route:
 
     Notes
     -----
-    Assumes: groups that share a wire share it evenly, and latency is not shared. Not modelled: groups of another kind
+    Assumes: groups that share a link share it evenly, and latency is not shared. Not modelled: groups of another kind
     that send meanwhile, and the links that replicas inside one node share.
     """
     name = interconnect_in_use(scenario, profile)

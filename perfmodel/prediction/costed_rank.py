@@ -1,4 +1,4 @@
-"""A rank's step, ready for its timeline at several speeds of host and wire; and the timelines of all ranks."""
+"""A rank's step, ready for its timeline at several speeds of host and interconnect; and the timelines of all ranks."""
 
 from __future__ import annotations
 
@@ -76,9 +76,12 @@ class CostedRank:
         self._host_s = host_costs(program, profile, scenario.precision, interconnect)
         self._paced_by_host = paced_by_host(program)
         self._rerun_spread = (interconnect.rerun_spread or 0.0) if interconnect is not None else 0.0
-        self._wires = _as_heard(program.collectives, [route.interconnect for route in self.routes])
+        self._interconnects = _as_heard(program.collectives, [route.interconnect for route in self.routes])
         self._eager_share = np.array(
-            [eager_share(each.size_bytes, wire) for each, wire in zip(program.collectives, self._wires, strict=True)]
+            [
+                eager_share(each.size_bytes, interconnect)
+                for each, interconnect in zip(program.collectives, self._interconnects, strict=True)
+            ]
         )
         self.run_at(self.lowered_clock())
 
@@ -87,7 +90,7 @@ class CostedRank:
         self.clock, operation = clock, self._operation
         at_clock_s = self._lasts_s if clock is None else self._lasts_s * clock.factor[operation]
         self._duration_s = at_clock_s / self._speed
-        self._slowdowns = self._slowed_by(self._wires)
+        self._slowdowns = self._slowed_by(self._interconnects)
         self._waiting = self._while_waiting()
         tail_s = self._slowdowns[0].tail_s if self._slowdowns else None
         self._sharing = memory_sharing(
@@ -100,13 +103,13 @@ class CostedRank:
             tail_s,
         )
 
-    def _slowed_by(self, wires: Sequence[Interconnect]) -> tuple[Slowdown, ...]:
+    def _slowed_by(self, interconnects: Sequence[Interconnect]) -> tuple[Slowdown, ...]:
         return slowdowns(
             self.program,
             self.costs,
             self._operation,
             self._duration_s,
-            wires,
+            interconnects,
             matmul_tf32=self._matmul_tf32,
             exact=self._exact,
         )
@@ -138,12 +141,12 @@ class CostedRank:
             self.program.operations, self.costs, calls, total_s, self.profile, waits_s, least_s, bubbles
         )
 
-    def work(self, slowness: float, wire: float = 1.0) -> TimedStep:
+    def work(self, slowness: float, interconnect_factor: float = 1.0) -> TimedStep:
         """Return the step at one speed of host and interconnect.
 
-        slowness, wire: factors on host seconds and on the seconds of collectives.
+        slowness, interconnect_factor: factors on host seconds and on the seconds of collectives.
         """
-        collective_s = np.array([cost.time_s for cost in self.collectives]) * wire
+        collective_s = np.array([cost.time_s for cost in self.collectives]) * interconnect_factor
         host_s = self._host_s * np.where(self._paced_by_host, slowness, 1.0)
         return timed_step(
             self.program,
@@ -205,12 +208,12 @@ def costed_ranks(
     return steps
 
 
-def timelines_of(steps: Sequence[CostedRank], slowness: float, wire: float = 1.0) -> list[Timeline]:
+def timelines_of(steps: Sequence[CostedRank], slowness: float, interconnect_factor: float = 1.0) -> list[Timeline]:
     """Return one timeline for each rank; ranks that send each other messages are simulated together.
 
-    slowness, wire: see :meth:`CostedRank.work`.
+    slowness, interconnect_factor: see :meth:`CostedRank.work`.
     """
-    works = [step.work(slowness, wire) for step in steps]
+    works = [step.work(slowness, interconnect_factor) for step in steps]
     programs, profile = [step.program for step in steps], steps[0].profile
     sends = any(program.exchanges for program in programs)
     if profile.device.kind == "cpu":
@@ -227,16 +230,16 @@ def _collective_cost(collective: Collective, route: Route, exact: bool) -> Colle
     return collective_cost(kind, ranks, dtype, size_bytes, route.interconnect, exact=exact, sharing=route.sharing)
 
 
-def _as_heard(collectives: Sequence[Collective], wires: Sequence[Interconnect]) -> list[Interconnect]:
+def _as_heard(collectives: Sequence[Collective], interconnects: Sequence[Interconnect]) -> list[Interconnect]:
     """Return the interconnect whose couplings slow a rank's kernels; for messages, that of the rank's role."""
     roles: dict[tuple[int, Role], Interconnect] = {}
     found = []
-    for collective, wire in zip(collectives, wires, strict=True):
+    for collective, interconnect in zip(collectives, interconnects, strict=True):
         if not collective.role:
-            found.append(wire)
+            found.append(interconnect)
             continue
         role: Role = "send" if collective.role == "send" else "receive"
-        found.append(roles.setdefault((id(wire), role), beside_message(wire, role)))
+        found.append(roles.setdefault((id(interconnect), role), beside_message(interconnect, role)))
     return found
 
 

@@ -67,9 +67,9 @@ BATCHED_ITERATIVE_COLUMNS = 32  # matrices up to so many columns: each block tak
 BATCHED_COLUMN_S = 7e-6
 ELIMINATING = ("inv", "lu_factor", "solve_ex", "det", "slogdet", "inverse", "lu_with_info")
 SUBSTITUTING = ("solve_triangular", "triangular_solve", "cholesky_solve", "lu_solve")
-EXPONENTIAL_KERNELS = 100  # of a matrix's exponential, products and choices between them: a guess, no measurement
+EXPONENTIAL_KERNELS = 100  # of a matrix's exponential, GEMMs and choices between them: a guess, no measurement
 SUBSTITUTED_COLUMN_S = 0.3e-6  # of known triangles: solve_triangular of 1024 x 1024, 296 us
-EFFICIENCY = 0.5  # of the peak, in the products that a factorisation is made of: LU of 8192 x 8192, 34 ms
+EFFICIENCY = 0.5  # of the peak, in the GEMMs that a factorisation is made of: LU of 8192 x 8192, 34 ms
 CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known: a guess, no measurement
 
 

@@ -14,12 +14,12 @@ where it was itself. Elementwise operators are one kind: any of them tells of th
 
 The factors are guesses that are held against an H200 (bench/results/estimates-h200.json; `python -m bench.estimates
 --measured` that file prints the table). All of the 42 calls that constants come from lie within them, and 53 of the 57
-calls that were held out: products 7 of 7, scans 8 of 8, sorts 8 of 9, indexing 7 of 8, transforms 3 of 3,
+calls that were held out: GEMMs 7 of 7, scans 8 of 8, sorts 8 of 9, indexing 7 of 8, transforms 3 of 3,
 factorisations 14 of 14, others 6 of 8. Outside are bincount, which synchronises (8 times as long as estimated), a
 gather of whole columns (5 times), the gradient of distances (13 times) and bicubic interpolation (16 times). On a CPU
 nothing was held out.
 
-Arithmetic in float64, 8 bits and complex numbers runs on other units, or by other kernels, than any that products were
+Arithmetic in float64, 8 bits and complex numbers runs on other units, or by other kernels, than any that GEMMs were
 measured on, and counts as not measured.
 """
 
@@ -114,7 +114,7 @@ def _is_known(features: Features, record: CurveRecord) -> bool:
 
 
 def _has_units(operation: Operation, kind: str) -> bool:
-    """Whether products were measured in the dtype, if it is one."""
+    """Whether GEMMs were measured in the dtype, if it is one."""
     if not kind.startswith(PRODUCTS):
         return True
     return all(spec.dtype in PRODUCT_DTYPES for spec in operation.input_tensors()[:2])

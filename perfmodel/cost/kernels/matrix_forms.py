@@ -1,4 +1,4 @@
-"""Forms of products: tiles in waves over the multiprocessors, for GEMMs, convolutions and attention."""
+"""Forms of GEMMs, convolutions and attention: tiles in waves over the multiprocessors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def convolution_time_s(numbers: Numbers, values: Values) -> Array:
 def attention_time_s(numbers: Numbers, values: Values) -> Array:
     """t = start + softmax(waves x tile, transfer(bytes)).
 
-    tile = e + keys seen x queries x (c D / R + x): the products' FLOPs (c = 4 forward, 10 backward), the exponentials
+    tile = e + keys seen x queries x (c D / R + x): the GEMMs' FLOPs (c = 4 forward, 10 backward), the exponentials
     and masks of each score; a causal tile sees half of the keys and half of its own.
     """
     tile = numbers["tile"]

@@ -1,7 +1,7 @@
 """The last resort: time from the datasheet's peaks, for hardware or operators that nothing was measured for.
 
 t = launch floor + max(FLOPs / (e_c u peak), bytes / (e_m peak bandwidth)). e_c, e_m: what well-tuned kernels sustain
-of a peak; u: how well a product's tiles fill the multiprocessors, so that small products are not scaled by the peak.
+of a peak; u: how well a GEMM's tiles fill the multiprocessors, so that small GEMMs are not scaled by the peak.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfmodel.hardware.profile import Device
 from perfmodel.trace.operation import Operation
 
 # Sustained shares of dense peaks on random data. Sources: A100 0.78-0.85, H100 0.62-0.75, H200 0.78-0.81 for large bf16
-# products; attention kernels' published rates; HBM 0.88-0.93 for large copies, less for the sizes of activations.
+# GEMMs; attention kernels' published rates; HBM 0.88-0.93 for large copies, less for the sizes of activations.
 COMPUTE_EFFICIENCY = {
     "gemm": 0.75,
     "convolution_forward": 0.5,
@@ -55,7 +55,7 @@ def busy_time_s(operation: Operation, device: Device, matmul_tf32: bool, memory_
     device : Device
         A peak that it does not know limits nothing.
     matmul_tf32 : bool
-        Whether float32 products may use TF32.
+        Whether float32 GEMMs may use TF32.
     memory_bytes : float
         What comes from memory and goes there, and not through the cache alone.
     """

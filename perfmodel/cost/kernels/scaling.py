@@ -14,7 +14,7 @@ cache. A cache of another capacity holds another share.
 
 Assumes: the same kernels, as many multiprocessors, and efficiencies that a changed peak leaves as they are. How much of
 a kernel does follow is not known, whether much of it is scaled or little: the standard deviation of ln t' is
-SCALED_SPREAD of |ln(R' / R)|. Source: products of the same shapes on H100 and B200, whose peaks differ 2.27 times, of
+SCALED_SPREAD of |ln(R' / R)|. Source: GEMMs of the same shapes on H100 and B200, whose peaks differ 2.27 times, of
 which 90 % (bf16) and 94 % (TF32) are within the 90 % interval that this makes; bf16 ones that took 50 us or more were
 1.78 times as fast in the median, those under 20 us 1.19 times. LIMITED is a choice. Measured by: `python -m
 bench.what_if.kernels` (bench/results/what-if-kernels.txt).
@@ -52,7 +52,7 @@ def scaled_cost(
     measured, asked : Profile
         Profiles that differ in peaks, in the cache's capacity or in the gap between kernels.
     matmul_tf32 : bool
-        Whether float32 products may use TF32.
+        Whether float32 GEMMs may use TF32.
 
     Returns
     -------

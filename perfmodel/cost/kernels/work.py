@@ -2,7 +2,7 @@
 
 Two counts of FLOPs are kept apart. :func:`physical_flops` is what the hardware must do (a causal attention skips half
 of its scores): rooflines and achieved rates use it. :func:`model_flops` is the field's convention for MFU, that of
-torch's own counter: products, convolutions and attention only, causal attention not discounted.
+torch's own counter: GEMMs, convolutions and attention only, causal attention not discounted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FUSED_FLOPS_PER_ELEMENT = 16
 _FLOPS_PER_DIFFERENCE = {
     "_cdist_forward": 3, "_pdist_forward": 3, "_cdist_backward": 10, "_pdist_backward": 10, "_euclidean_dist": 2,
 }  # fmt: skip
-_FACTORS_FIRST = frozenset({"_scaled_mm", "_int_mm"})  # products whose scales and biases follow the two factors
+_FACTORS_FIRST = frozenset({"_scaled_mm", "_int_mm"})  # GEMMs whose scales and biases follow the two factors
 CACHED_OPERATIONS = 4096
 _WRITTEN_LISTS = {
     "_fused_adamw_": (0, 2, 3),
@@ -70,7 +70,7 @@ _NOTHING = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_
 
 
 def arithmetic_kind(operation: Operation, matmul_tf32: bool = False, convolution_tf32: bool = True) -> str:
-    """fp32, tf32, bf16 or fp16. Everything but products, convolutions and attention runs on the fp32 units."""
+    """fp32, tf32, bf16 or fp16. Everything but GEMMs, convolutions and attention runs on the fp32 units."""
     if classify(operation) not in _TENSOR_UNIT_CLASSES:
         return "fp32"
     if uses_tf32(operation, matmul_tf32, convolution_tf32):
@@ -80,7 +80,7 @@ def arithmetic_kind(operation: Operation, matmul_tf32: bool = False, convolution
 
 
 def model_flops(operation: Operation) -> float:
-    """FLOPs as MFU counts them: 2 m n k of products and convolutions (twice that backward), attention 4 B H Sq Sk D
+    """FLOPs as MFU counts them: 2 m n k of GEMMs and convolutions (twice that backward), attention 4 B H Sq Sk D
     forward and 10 backward, causal or not; nothing else. A product of complex numbers has 8 m n k, which torch's own
     counter takes for 2 m n k.
 

@@ -159,7 +159,7 @@ def simulate_memory(
     profile : Profile
         Device memory (the limit, less the context), measured scripts of its kernels, workspaces.
     matmul_tf32 : bool
-        Whether float32 products may use TF32: part of the kernel keys the scripts are found under.
+        Whether float32 GEMMs may use TF32: part of the kernel keys the scripts are found under.
     communicators_bytes : int
         Device memory that communicators take outside the allocator.
 

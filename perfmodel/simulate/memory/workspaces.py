@@ -46,7 +46,7 @@ def uses_cublas(operation: Operation) -> bool:
 
 
 def uses_cublaslt(operation: Operation) -> bool:
-    """Whether the call is a product with a bias epilogue, which has a workspace of its own."""
+    """Whether the call is a GEMM with a bias epilogue, which has a workspace of its own."""
     if operation.base_name not in ("addmm", "_addmm_activation"):
         return False
     bias, _, weight = operation.input_tensors()[:3]
