@@ -56,7 +56,7 @@ DTYPES = (*USUAL, *(name for name in DTYPE_BYTES if name not in USUAL))
 
 
 class CollectiveCost(NamedTuple):
-    """What a collective costs, and how that is known.
+    """Seconds of a collective, and where they come from.
 
     Attributes
     ----------

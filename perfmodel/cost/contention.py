@@ -51,7 +51,8 @@ PAUSE = "pause"
 
 @dataclass(frozen=True)
 class Slowdown:
-    """How the entries of a step and one kind of task slow each other, and how long an entry keeps the task waiting.
+    """The factors by which the entries of a step and one kind of task slow each other, and how long a task waits for an
+    entry.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ OF_SHAPES = frozenset(("gemm", "convolution_forward", "convolution_backward"))  
 
 
 class Resident(NamedTuple):
-    """What each call finds in the cache.
+    """Shares of data and code that each call finds in the cache.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _CURVES = Derived[Curves]()  # of profiles
 
 
 class TransferCost(NamedTuple):
-    """What a copy costs, and how that is known.
+    """Seconds of a copy, and where they come from.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ ROUNDING = 1e-9  # relative; closer times are equal
 
 
 class RankFigures(NamedTuple):
-    """What one rank's step consists of.
+    """Kernels, breakdown and busy times of one rank's step.
 
     Attributes
     ----------

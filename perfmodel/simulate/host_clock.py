@@ -31,7 +31,7 @@ from perfmodel.trace.trace import EventKind
 
 
 class _Mark(NamedTuple):
-    """What must have ended: an entry of the compute stream (-1: none), and tasks of other streams."""
+    """An entry of the compute stream (-1: none) and tasks of other streams that must have ended."""
 
     entry: int
     tasks: tuple[StreamTask, ...]
@@ -139,7 +139,7 @@ class HostClock:
 
     @property
     def began_s(self) -> float:
-        """When the host began the reported step."""
+        """Time at which the host began the reported step."""
         return float(self.issue_s[self.reported.start + self.work.marks[0]])
 
     @property

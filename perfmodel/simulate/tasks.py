@@ -58,12 +58,12 @@ class StreamTask:
 
     @property
     def moves_s(self) -> float:
-        """When it begins to do more than wait for another rank."""
+        """Time at which it begins to do more than wait for another rank."""
         return max((message.moves_s(side) for message, side in self.messages), default=self.start_s)
 
     @property
     def messages_end_s(self) -> float:
-        """When the last of its messages has arrived; infinity while that is not known."""
+        """Time at which the last of its messages has arrived; infinity while that is not known."""
         return max(message.end_s(side) for message, side in self.messages)
 
 

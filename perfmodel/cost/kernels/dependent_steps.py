@@ -154,7 +154,9 @@ def _search_s(operation: Operation, device: Device) -> float:
 
 
 def _distances_s(operation: Operation, device: Device) -> float:
-    """Of pairs of rows: a block each, whose threads take the rows' elements in turns and add up what they found."""
+    """Return the seconds of pairs of rows: a block each, whose threads take the rows' elements in turns and add up the
+    sums.
+    """
     pairs, length = row_pairs(operation)
     resident = device.multiprocessors * (THREADS_PER_MULTIPROCESSOR // PAIR_THREADS)
     block_s = math.ceil(length / PAIR_THREADS) * CACHE_WAIT_S + PAIR_BARRIERS * BARRIER_S

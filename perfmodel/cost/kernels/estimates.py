@@ -70,8 +70,10 @@ def factor_of_spread(spread: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """What is made of a curve's prediction where nothing of the operator's kind was measured. The operator takes
-    ``times`` as long, at least ``least_s``, and ``more_s`` longer. ``spread`` is the least spread of the logarithm.
+    """A correction of a curve's prediction for an operator of a kind that was not measured.
+
+    The operator takes ``times`` as long, at least ``least_s``, and ``more_s`` longer. ``spread`` is the least spread of
+    the logarithm.
     """
 
     times: float
@@ -80,14 +82,14 @@ class Estimate(NamedTuple):
     least_s: float = 0.0
 
     def time_s(self, curve_s: float) -> float:
-        """Seconds of the operator where the curve says ``curve_s``."""
+        """Return the seconds of the operator where the curve says ``curve_s``."""
         return max(curve_s * self.times, self.least_s) + self.more_s
 
 
 def estimate_of(
     operation: Operation, features: Features, record: CurveRecord, device: Device, is_stand_in: bool
 ) -> Estimate | None:
-    """What to make of a prediction by this curve; None where the operator's kind was measured.
+    """Return the correction of a prediction by this curve; None where the operator's kind was measured.
 
     is_stand_in: the curve is another class's.
     """

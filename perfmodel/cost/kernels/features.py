@@ -53,7 +53,7 @@ LEAST_CHANNELS = 8  # below it channels are padded
 
 @dataclass(frozen=True)
 class Features:
-    """What a curve knows of a call.
+    """A call in the numbers and labels of its curve.
 
     curve: its name in a profile. form: name of its form. numbers, labels: see :class:`.forms.Calls`.
     """

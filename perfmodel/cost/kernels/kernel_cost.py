@@ -34,7 +34,7 @@ class Scaling(NamedTuple):
 
 
 class KernelCost(NamedTuple):
-    """What one call costs the device, and how that is known.
+    """Seconds of one call on the device, the work behind them, and where they come from.
 
     Attributes
     ----------

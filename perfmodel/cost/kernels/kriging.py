@@ -36,7 +36,7 @@ class Correction:
 
 
 def places_of(form: Form, calls: Calls) -> tuple[Array, list[list[str]]]:
-    """Where calls lie: logarithms of the form's coordinates, and the labels of each call."""
+    """Return where calls lie: logarithms of the form's coordinates, and the labels of each call."""
     columns = [np.log2(np.maximum(calls.numbers[name], 1.0)) for name in form.coordinates]
     places = np.stack(columns, axis=1) if columns else np.zeros((len(calls), 0))
     return places, [[calls.labels[name][i] for name in form.places] for i in range(len(calls))]

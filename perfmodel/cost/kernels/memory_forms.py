@@ -76,7 +76,7 @@ def _columns_starts(numbers: Numbers, time_s: Array) -> dict[str, float]:
 
 
 def full_reductions_time_s(numbers: Numbers, values: Values) -> Array:
-    """As :func:`columns_time_s`, times a slowness of the operator: t = start + slowness x softmax(...) [+ joining].
+    """Return :func:`columns_time_s` with a slowness of the operator: t = start + slowness x softmax(...) [+ joining].
 
     Threads of all blocks read the tensor once and reduce what they read; where several blocks share a result, each
     leaves its own in memory, and the last to do so reduces these (two passes, and a counter to be cleared before).

@@ -71,7 +71,7 @@ def optimizer_launches(operation: Operation) -> list[tuple[int, int]]:
 
 
 class Split(NamedTuple):
-    """How a reduction's threads share its work.
+    """The division of a reduction's work among threads and blocks.
 
     Attributes
     ----------

@@ -70,7 +70,7 @@ class Block(NamedTuple):
 
 
 class SegmentState(NamedTuple):
-    """What one ``cudaMalloc`` returned, and how it is cut into blocks.
+    """A segment, the result of one ``cudaMalloc``, and its blocks.
 
     pool: ``small`` or ``large``. blocks: by address; they cover the segment whole.
     """

@@ -12,7 +12,7 @@ from perfmodel.trace.trace import StorageKind
 
 
 class MemoryColumns(NamedTuple):
-    """What was asked for and held, with one entry for each allocation or free.
+    """A history of allocations and frees, with one entry for each.
 
     Attributes
     ----------

@@ -345,7 +345,7 @@ class _Walk:
             log.note(actions, start)
 
     def _free_all(self, slot: int) -> int:
-        """Of all micro-batches; the address of the last, -1 for none."""
+        """Free the storage of every micro-batch; return the address of the last, -1 for none."""
         found = [key for key in self._address_of if isinstance(key, tuple) and key[0] == slot]
         address = -1
         for key in found:
@@ -354,7 +354,7 @@ class _Walk:
         return address
 
     def _timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
-        """What came of it; the samples are those of the last part that ran."""
+        """Return the timeline, whose samples are those of the last step that ran."""
         part, columns = self._history[-1]
         held, reserved_bytes = held_after(self._history[:-1])
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
@@ -381,7 +381,7 @@ class _Walk:
         )
 
     def _instructions_at(self, part: str, events: np.ndarray) -> np.ndarray:
-        """Where the events of a part's step stand among that step's instructions; 0 outside of steps."""
+        """Return the places of events among the instructions of their step; 0 outside of steps."""
         if part in OUTSIDE_STEPS:
             return np.zeros(len(events), dtype=np.int64)
         program = self._program

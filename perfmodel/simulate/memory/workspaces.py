@@ -176,7 +176,7 @@ def _chunk_cat(operation: Operation, _: int) -> Script:
 
 
 def _copying_blocks(row_bytes: Sequence[int], rounds: int = 1) -> int:
-    """Thread blocks that copy a row of each tensor. rounds: how often each thread copies."""
+    """Return the thread blocks that copy a row of each tensor. rounds: how often each thread copies."""
     return sum(-(-each // (COPYING_THREADS * BYTES_COPIED_BY_THREAD * rounds)) for each in row_bytes)
 
 
