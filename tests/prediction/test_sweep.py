@@ -15,7 +15,8 @@ import pytest
 from perfmodel.errors import PerfModelError
 from perfmodel.prediction.predict import predict
 from perfmodel.prediction.prediction import Prediction
-from perfmodel.prediction.sweep import SweepResult, parse_vary, sweep
+from perfmodel.prediction.sweep import parse_vary, sweep
+from perfmodel.prediction.sweep_result import SweepResult
 from perfmodel.program.ranks import rank_programs
 from perfmodel.progress import what_is_done
 from perfmodel.scenario.yaml_file import load_question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
+from perfmodel.prediction.sweep_result import Configuration, SweepOutcome, SweepResult
 
 GIB = 2**30
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.prediction.sweep import label, value_text
+from perfmodel.prediction.sweep_result import label, value_text
 from perfmodel.report.plots.canvas import axes_or_new, save_figure, spread_limits
 from perfmodel.report.plots.palette import CAPACITY, GRID, INK, SERIES
 from perfmodel.scenario.scenario import MICRO_BATCHES
@@ -24,7 +24,7 @@ from perfmodel.units import GIB, MS, format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
+    from perfmodel.prediction.sweep_result import Configuration, SweepOutcome, SweepResult
 
 LOGARITHMIC = 4  # largest value over smallest, from which an axis is
 ROOM_ON_LOGARITHMIC = 1.4  # of the lowest and highest value, for numbers

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from perfmodel.prediction.fitting import ACCUMULATION
-from perfmodel.prediction.sweep import label
+from perfmodel.prediction.sweep_result import label
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:

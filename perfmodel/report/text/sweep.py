@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from perfmodel.prediction.sweep import label, value_text
+from perfmodel.prediction.sweep_result import label, value_text
 from perfmodel.report.text.prediction import rendered
 from perfmodel.units import format_bytes, format_seconds, format_share
 
 if TYPE_CHECKING:
-    from perfmodel.prediction.sweep import Configuration, SweepOutcome, SweepResult
+    from perfmodel.prediction.sweep_result import Configuration, SweepOutcome, SweepResult
 
 WIDEST = 1000  # of the table: never wrapped
 

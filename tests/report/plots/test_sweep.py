@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from perfmodel.prediction.sweep import Configuration, SweepResult
+from perfmodel.prediction.sweep_result import Configuration, SweepResult
 from perfmodel.report.plots.sweep import plot_sweep_memory, plot_sweep_throughput, plot_sweep_time, save_sweep_plots
 from tests.report.sweeps import GIB, RESULT, outcome
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.prediction.sweep import Configuration, SweepResult, value_text
+from perfmodel.prediction.sweep_result import Configuration, SweepResult, value_text
 from perfmodel.report.text.sweep import sweep_text
 from tests.report.sweeps import GIB, RESULT, outcome
 
