@@ -1,4 +1,4 @@
-"""What an accuracy card is made of: measurements with their predictions, a case for each, and statistics of them."""
+"""The elements of an accuracy card: measurements with their predictions, a case for each, and statistics of them."""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ class Choice:
 
     @property
     def costs(self) -> float:
-        """By how much the measured step of the chosen value is longer than the best."""
+        """Share by which the measured step of the chosen value is longer than the best."""
         return self.cases[self.chosen].measured["step"] / self.cases[self.best].measured["step"] - 1
 
     @property
     def order_is_right(self) -> bool:
-        """Whether the prediction puts all values into the measured order."""
+        """True if the prediction puts all values into the measured order."""
         return not swaps(self.cases, "step")
 
 

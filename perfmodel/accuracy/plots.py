@@ -100,7 +100,7 @@ def _plain_ticks(ax: Axes) -> None:
 
 
 def _draw_errors(card: Card, quantity: str, ax: Axes) -> Axes:
-    """With a legend below the picture."""
+    """Draw errors by class with a legend below the picture."""
     from matplotlib.lines import Line2D
 
     plot_errors(card, quantity, ax)

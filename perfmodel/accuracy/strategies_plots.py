@@ -55,7 +55,7 @@ def _save(group: StrategyGroup, path: Path) -> Path:
 
 
 def _explained(group: StrategyGroup) -> str:
-    """What names of rows mean."""
+    """Explain the names of rows."""
     alone = any(case.layout is not None and not case.layout.place for case in group.cases.values())
     held_out = any(case.split == "held-out" for case in group.cases.values())
     return ", ".join([*(["none: one GPU alone"] if alone else []), *(["*: held out"] if held_out else [])])

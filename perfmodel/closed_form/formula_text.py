@@ -1,4 +1,4 @@
-"""What is said of a formula in words; sympy knows the rest."""
+"""The words of a formula; sympy knows the rest."""
 
 from __future__ import annotations
 

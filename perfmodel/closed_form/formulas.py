@@ -17,7 +17,7 @@ from perfmodel.errors import PerfModelError, did_you_mean
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a formula is a function of.
+    """A quantity that formulas depend on.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ def _compiled(name: str) -> Callable[..., Any]:
 
 
 def describe(name: str | None = None) -> str:
-    """What `perfmodel formula` prints: every formula in two lines, or all that is known of one.
+    """Write every formula in two lines, or all that is known of one, as `perfmodel formula` prints it.
 
     Raises
     ------

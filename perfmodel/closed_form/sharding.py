@@ -45,7 +45,7 @@ class StepCollectives(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """By how many ranks each kind of state is shared; 1 if every rank has all of it."""
+    """Numbers of ranks by which each kind of state is shared; 1 if every rank has all of it."""
 
     parameters: Any
     gradients: Any

@@ -461,7 +461,7 @@ def _load_cached(path: Path, _stat: tuple[int, int]) -> Profile:
 
 
 def _remedy(path: Path) -> str:
-    """How the profile of a file that cannot be used is measured."""
+    """Say how the profile of a file that cannot be used is measured."""
     device = " --device cpu" if path.name == DEFAULT_CPU_PROFILE else ""
     return f"Measure it{' again' if os.path.exists(path) else ''} with `perfmodel calibrate{device}`."
 

@@ -65,7 +65,7 @@ class RankGroup(NamedTuple):
 
     @property
     def inside_node(self) -> bool:
-        """Whether all of them are on one machine."""
+        """True if all of its ranks are on one machine."""
         return len(self.nodes) == 1
 
 

@@ -25,7 +25,7 @@ NAMES = {"nvswitch": "NVSwitch", "pcie_switch": "switch", "host_bridge": "bridge
 
 
 class Place(NamedTuple):
-    """Of a box: its row ``y``, and the middles of the first and the last box that hang on it, or its own twice."""
+    """Place of a box: its row ``y`` and the middles of the first and the last box that hang on it, or its own twice."""
 
     first: float
     last: float
@@ -112,7 +112,7 @@ def _level(graph: nx.Graph, name: str) -> int:
 
 
 def positions(graph: nx.Graph) -> dict[str, Place]:
-    """Where each vertex is drawn: what hangs on one vertex stands side by side, and that vertex over all of it.
+    """Return the place of each vertex: those that hang on one vertex stand side by side, and that vertex above them.
 
     Examples
     --------
