@@ -22,7 +22,7 @@ from calibrate.this_machine import nvml
 from perfmodel.cost.kernels.classify import classify
 from perfmodel.cost.kernels.work import arithmetic_kind, physical_flops
 from perfmodel.cost.power import PRODUCT
-from perfmodel.hardware.profile import Power, PowerLoop, PowerReading
+from perfmodel.hardware.power import Power, PowerLoop, PowerReading
 from perfmodel.trace.operation import Operation
 
 ALONE_S = 1.2

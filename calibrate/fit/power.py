@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfmodel.cost.power import PRODUCT, Load, clock_ratio, draw_share, lengthening
-from perfmodel.hardware.profile import Power, PowerKind, PowerLoop, PowerReading
+from perfmodel.hardware.power import Power, PowerKind, PowerLoop, PowerReading
 
 FULL = 0.995  # of the full clock: not lowered
 MOST_DRAW = 3.0  # times the limit

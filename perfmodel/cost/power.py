@@ -37,7 +37,8 @@ import numpy as np
 
 from perfmodel.cost.contention import operator_kind
 from perfmodel.cost.kernels.kernel_cost import KernelCost
-from perfmodel.hardware.profile import Device, Power, PowerKind, Profile
+from perfmodel.hardware.power import Power, PowerKind
+from perfmodel.hardware.profile import Device, Profile
 from perfmodel.trace.operation import Operation
 
 EXPONENT = 3

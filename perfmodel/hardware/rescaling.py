@@ -10,7 +10,8 @@ fast is assumed to draw as much as before at the same share of its peak.
 from __future__ import annotations
 
 from perfmodel.errors import PerfModelError, did_you_mean
-from perfmodel.hardware.profile import Cache, Device, Power, Profile
+from perfmodel.hardware.power import Power
+from perfmodel.hardware.profile import Cache, Device, Profile
 
 DEVICE = "hardware.device"
 

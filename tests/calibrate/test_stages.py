@@ -9,7 +9,8 @@ import pytest
 
 from calibrate.draft import Draft
 from calibrate.stages import Stages
-from perfmodel.hardware.profile import Device, Power, PowerLoop, PowerReading, Profile
+from perfmodel.hardware.power import Power, PowerLoop, PowerReading
+from perfmodel.hardware.profile import Device, Profile
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from perfmodel.cost.power import (
     lowered_clock,
     power_kind,
 )
-from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, PowerLoop, PowerReading, Profile
+from perfmodel.hardware.power import Power, PowerKind, PowerLoop, PowerReading
+from perfmodel.hardware.profile import Device, KernelRecord, Profile
 from perfmodel.prediction.predict import predict
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.trace.kernel_key import kernel_key

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.hardware.profile import Cache, Device, Launch, Power, PowerKind, Profile
+from perfmodel.hardware.power import Power, PowerKind
+from perfmodel.hardware.profile import Cache, Device, Launch, Profile
 from perfmodel.hardware.rescaling import rescaled
 from tests.refusals import refused
 

@@ -9,7 +9,8 @@ import pytest
 
 from perfmodel.cost.kernels.work import model_flops
 from perfmodel.hardware.interconnect import CollectiveSegment, Interconnect
-from perfmodel.hardware.profile import Device, KernelRecord, Power, PowerKind, Profile, find_profile, load_profile
+from perfmodel.hardware.power import Power, PowerKind
+from perfmodel.hardware.profile import Device, KernelRecord, Profile, find_profile, load_profile
 from perfmodel.prediction.costed_rank import costed_ranks, timelines_of
 from perfmodel.prediction.figures_of_merit import mfu, samples_per_step
 from perfmodel.prediction.predict import predict

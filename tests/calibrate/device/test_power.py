@@ -13,7 +13,8 @@ from calibrate.this_machine import nvml
 from calibrate.timing.samples import CpuStopwatch
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.power import power_kind
-from perfmodel.hardware.profile import Device, Power, PowerLoop, Profile
+from perfmodel.hardware.power import Power, PowerLoop
+from perfmodel.hardware.profile import Device, Profile
 
 DEVICE = Device(
     kind="cuda",

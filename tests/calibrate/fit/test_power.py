@@ -10,7 +10,8 @@ from calibrate.device.power import operations
 from calibrate.fit.power import fit_power, fitted, full_times_s, loop_error
 from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.cost.power import PRODUCT, Load, clock_ratio, draw_share, lengthening
-from perfmodel.hardware.profile import Power, PowerLoop, PowerReading, find_profile, load_profile
+from perfmodel.hardware.power import Power, PowerLoop, PowerReading
+from perfmodel.hardware.profile import find_profile, load_profile
 from tests.places import TESTS
 
 DATA = TESTS / "data" / "power"

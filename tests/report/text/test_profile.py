@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from perfmodel.hardware.curve_forms import LAYOUTS
 from perfmodel.hardware.interconnect import TransferRecord
-from perfmodel.hardware.profile import (
-    Cache,
-    CurveRecord,
-    Device,
-    HostRecord,
-    KernelRecord,
-    Launch,
-    Power,
-    PowerKind,
-    Profile,
-)
+from perfmodel.hardware.power import Power, PowerKind
+from perfmodel.hardware.profile import Cache, CurveRecord, Device, HostRecord, KernelRecord, Launch, Profile
 from perfmodel.report.text.prediction import rendered
 from perfmodel.report.text.profile import profile_report
 from perfmodel.units import MIB
