@@ -25,7 +25,7 @@ GPT2 = {"family": "gpt2", "layers": 2, "width": 128, "heads": 4, "ffn_width": 51
 @pytest.fixture(scope="module", autouse=True)
 def _one_rank(tmp_path_factory):
     store = dist.FileStore(str(tmp_path_factory.mktemp("ranks") / "store"), 1)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=240))
     yield
     dist.destroy_process_group()
 

@@ -64,7 +64,7 @@ def main(folder):
     import os
 
     rank = int(os.environ["RANK"])
-    with telling(folder, rank), join("cpu", None, timeout_s=60):
+    with telling(folder, rank), join("cpu", None, timeout_s=240):
         found = {}
         for strategy in REPLICATED:
             asked = scenario(strategy)

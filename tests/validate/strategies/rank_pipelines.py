@@ -85,7 +85,7 @@ def break_word(rank):
 def main(folder, wrong):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    with telling(folder, rank), join("cpu", None, timeout_s=60) as ranks:
+    with telling(folder, rank), join("cpu", None, timeout_s=240) as ranks:
         if wrong:
             break_word(rank)
         found = {name: one_step(name, rank, ranks) for name in TRIED}

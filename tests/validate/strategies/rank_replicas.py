@@ -83,7 +83,7 @@ def steps(name, rank):
 def main(folder):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    with telling(folder, rank), join("cpu", None, timeout_s=60):
+    with telling(folder, rank), join("cpu", None, timeout_s=240):
         torch.save({name: steps(name, rank) for name in AS_VIEW}, folder / f"{rank}.pt")
 
 

@@ -114,7 +114,7 @@ def main(folder):
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     found = {}
-    with telling(folder, rank), join("cpu", None, timeout_s=60):
+    with telling(folder, rank), join("cpu", None, timeout_s=240):
         for training, variants in TRIED.items():
             for variant in variants:
                 asked = scenario(variant, training)

@@ -150,7 +150,7 @@ def test_a_stage_that_gives_another_type_ends_in_a_sentence(tmp_path):
     sentence = "1f1b: stage 0 must give [2, 8, 16] of float32, which stage 1 expects (it gave [2, 8, 16] of bfloat16)"
     with pytest.raises(PerfModelError, match=re.escape(sentence)):
         launch(tmp_path, "wrong")
-    assert time.monotonic() - started_s < 55  # a rank waits for another for 60
+    assert time.monotonic() - started_s < 200  # a rank waits for another for 240
 
 
 PIPELINE = {"stages": 2, "micro_batches": 4}
