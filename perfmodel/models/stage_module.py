@@ -22,6 +22,8 @@ class StageModule(nn.Module, ABC):
 
     Submodules have the names that they have in the whole module. What is computed before and behind the blocks is said
     by :meth:`enter` and :meth:`leave` of each family.
+    The names of the families' classes stay as they are: profiles keep what a stage's own code takes the host under them
+    (``forward-own _Gpt ...``).
 
     Parameters
     ----------

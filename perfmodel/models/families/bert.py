@@ -29,7 +29,7 @@ def build(model: Any, sequence_length: int) -> nn.Module:
     return transformers.BertForMaskedLM(config)
 
 
-class BertStage(StageModule):
+class _Bert(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         from transformers.masking_utils import create_bidirectional_mask
 
@@ -41,4 +41,4 @@ class BertStage(StageModule):
         return self.cls(x)
 
 
-FAMILY = TorchFamily(build, has_loss=True, stage=BertStage)
+FAMILY = TorchFamily(build, has_loss=True, stage=_Bert)

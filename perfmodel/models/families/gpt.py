@@ -127,7 +127,7 @@ def build(model: Any, sequence_length: int) -> nn.Module:
     )
 
 
-class GptStage(StageModule):
+class _Gpt(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.token_embeddings(x) + self.position_embeddings(torch.arange(x.shape[1], device=x.device))
@@ -137,4 +137,4 @@ class GptStage(StageModule):
         return self.lm_head(self.ln_final(x))
 
 
-FAMILY = TorchFamily(build, stage=GptStage)
+FAMILY = TorchFamily(build, stage=_Gpt)

@@ -35,7 +35,7 @@ def build(model: Any, sequence_length: int) -> nn.Module:
     return module
 
 
-class Gpt2Stage(StageModule):
+class _Gpt2(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.transformer.wte(x)
@@ -48,4 +48,4 @@ class Gpt2Stage(StageModule):
         return self.lm_head(self.transformer.ln_f(x))
 
 
-FAMILY = TorchFamily(build, has_loss=True, stage=Gpt2Stage, stage_loss=next_token_loss)
+FAMILY = TorchFamily(build, has_loss=True, stage=_Gpt2, stage_loss=next_token_loss)

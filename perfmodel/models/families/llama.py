@@ -31,7 +31,7 @@ def build(model: Any, sequence_length: int) -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
-class LlamaStage(StageModule):
+class _Llama(StageModule):
     def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         if self.is_first:
             x = self.model.embed_tokens(x)
@@ -43,4 +43,4 @@ class LlamaStage(StageModule):
         return self.lm_head(self.model.norm(x))
 
 
-FAMILY = TorchFamily(build, has_loss=True, stage=LlamaStage, stage_loss=next_token_loss)
+FAMILY = TorchFamily(build, has_loss=True, stage=_Llama, stage_loss=next_token_loss)
