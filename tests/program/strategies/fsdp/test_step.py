@@ -21,7 +21,7 @@ from tests.program.strategies.fsdp.fsdp_scripts import (
     tiny,
     variant_of,
 )
-from tests.program.strategies.fsdp.issued import issued
+from tests.program.strategies.fsdp.issued import issued, lines_of
 from tests.program.strategies.fsdp.variants import ALL, OFFLOADED
 
 
@@ -139,10 +139,10 @@ def test_steps_of_every_kind_end_as_they_began(options: dict[str, Any], accumula
     assert (memory.kind_bytes[:, 0] == memory.kind_bytes[:, -1]).all()
 
 
-def test_parts_that_no_backward_comes_for_are_replaced_by_the_next_forward_s() -> None:
+def test_shards_that_no_backward_comes_for_are_replaced_by_those_of_the_next_forward() -> None:
     """Which torch makes just before it gives the earlier ones up, and the program just after."""
     variant = variant_of({"reshard_after_forward": 2, "frozen": ("embedding", "blocks.0")})
-    made, torchs_lines = program(variant), issued(variant)[1]["forward and backward"]
+    made, torchs_lines = program(variant), lines_of(variant)[1]["forward and backward"]
     assert sorted(ours(made, "forward", "backward")) == sorted(torchs_lines)
     memory = simulate_memory(made, load_profile(find_profile("h200-sxm-x4")))
     before = {int(columns.allocated_bytes[-1]) for step, columns in memory.history if step in ("first", "steady")}
