@@ -206,7 +206,7 @@ def use(name: str, source: Source, total_s: float, factor: float) -> KernelUse:
 
 def test_what_was_not_measured_is_named_however_short_it_seems() -> None:
     """First what may take longest; a name once, and four of them."""
-    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    good = [each for each in prediction().kernels if each.cost.source == "exact"]
     names = ("sort.default", "sort.default", "fft", "svd", "topk.default", "median.dim", "mode.default")
     few = [use(name, "estimated", (1 + i) * 1e-12, 30 if name == "fft" else 9) for i, name in enumerate(names)]
     (told,) = kernel_warnings([[*good, *few]], profile())
