@@ -11,8 +11,9 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +26,22 @@ from perfmodel.cost.kernels.lookup import kernel_costs
 from perfmodel.hardware.profile import Profile, find_profile, load_profile
 from perfmodel.trace.kernel_key import kernel_key
 
+IS_WITHIN, WAS_WITHIN = attrgetter("is_within"), attrgetter("was_within")
 REPEATS = 5  # of calls that synchronise, which no stream of calls can time
 FORMAT = 1
 
 
 class Row(NamedTuple):
-    """A case, what is predicted for it, and its samples, if there are any; or why there are none."""
+    """A case, what is predicted for it, and its samples, if there are any; or why there are none.
+
+    ``before_s`` is what was predicted before it was measured.
+    """
 
     case: Case
     cost: KernelCost
     samples_s: tuple[float, ...] = ()
     error: str | None = None
+    before_s: float | None = None
 
     @property
     def measured_s(self) -> float | None:
@@ -48,9 +54,15 @@ class Row(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        return self.measured_s is not None and abs(math.log(self.cost.time_s / self.measured_s)) <= math.log(
-            self.factor
-        )
+        return self._covers(self.cost.time_s)
+
+    @property
+    def was_within(self) -> bool:
+        """Whether what was predicted before it was measured lies within the factor."""
+        return self.before_s is not None and self._covers(self.before_s)
+
+    def _covers(self, time_s: float) -> bool:
+        return self.measured_s is not None and abs(math.log(time_s / self.measured_s)) <= math.log(self.factor)
 
 
 def predicted(profile: Profile, wanted: Sequence[Case]) -> list[Row]:
@@ -60,10 +72,15 @@ def predicted(profile: Profile, wanted: Sequence[Case]) -> list[Row]:
 
 
 def with_samples(rows: Sequence[Row], measured: dict[str, Any]) -> list[Row]:
-    """The rows with the samples that a result file has of their calls."""
+    """Return the rows with what a result file has of their calls: samples, and what was predicted before them."""
     calls = measured["calls"]
     found = ((row, calls.get(kernel_key(row.case.operation), {})) for row in rows)
-    return [row._replace(samples_s=tuple(call.get("samples_s", ())), error=call.get("error")) for row, call in found]
+    return [
+        row._replace(
+            samples_s=tuple(call.get("samples_s", ())), error=call.get("error"), before_s=call.get("predicted_s")
+        )
+        for row, call in found
+    ]
 
 
 def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
@@ -119,7 +136,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         marked = [row for row in rows if row.case.mark == mark]
         if marked:
             lines += ["", mark, *map(_line, marked), *_coverage(marked)]
-    return lines
+    return [*lines, *blind_coverage(rows)]
 
 
 def _line(row: Row) -> str:
@@ -130,18 +147,35 @@ def _line(row: Row) -> str:
     return f"{measured:>12} {row.cost.time_s * 1e6:10.2f}us {times:>10} {row.factor:6.0f} {verdict:7} {key}"
 
 
+def blind_coverage(rows: Sequence[Row]) -> list[str]:
+    """Return of each round how many calls lay within the factor by what was predicted before they were measured.
+
+    Rules may have been rewritten since, by the calls of a round that are for tuning now; they count here as they were
+    predicted at first.
+    """
+    blind = [row for row in rows if row.case.blind_round is not None and row.measured_s is not None]
+    rounds = sorted({row.case.blind_round or 0 for row in blind})
+    if not rounds:
+        return []
+    of_rounds = [(number, [row for row in blind if row.case.blind_round == number]) for number in rounds]
+    lines = [f"round {number}: {_of_kinds(of_round, WAS_WITHIN)}" for number, of_round in of_rounds]
+    return ["", "within the factor as predicted before they were measured", *lines, f"all: {_of(blind, WAS_WITHIN)}"]
+
+
 def _coverage(rows: Sequence[Row]) -> list[str]:
     timed = [row for row in rows if row.measured_s is not None]
-    if not timed:
-        return []
-    kinds = dict.fromkeys(row.cost.kind for row in timed)
-    of_kinds = [(kind, [row for row in timed if row.cost.kind == kind]) for kind in kinds]
-    each = ", ".join(f"{kind} {_within(of_kind)}" for kind, of_kind in of_kinds)
-    return [f"within the factor: {_within(timed)} ({each})"]
+    return [f"within the factor: {_of_kinds(timed, IS_WITHIN)}"] if timed else []
 
 
-def _within(rows: Sequence[Row]) -> str:
-    return f"{sum(row.is_within for row in rows)} of {len(rows)}"
+def _of_kinds(rows: Sequence[Row], within: Callable[[Row], bool]) -> str:
+    """Return how many rows are within, in all and of each kind of operators."""
+    kinds = dict.fromkeys(row.cost.kind for row in rows)
+    each = ", ".join(f"{kind} {_of([row for row in rows if row.cost.kind == kind], within)}" for kind in kinds)
+    return f"{_of(rows, within)} ({each})"
+
+
+def _of(rows: Sequence[Row], within: Callable[[Row], bool]) -> str:
+    return f"{sum(map(within, rows))} of {len(rows)}"
 
 
 @click.command()
