@@ -30,7 +30,9 @@ MEMORY_WAIT_S = 350e-9  # cumsum of 1024 rows of 65,536, 459 us; cummax of 8192 
 # (16 x 1024 to 65,536 x 128) six scans took 0.76 to 1.24 times what it makes of them.
 BARRIER_S = 150e-9
 ADDITION_S = 10e-12  # of one element to a place that others add to: two scatter_add, index_add and histc, 3 to 30 ps
-KERNEL_S = 2.5e-6  # of a kernel with little to do: 3 to 4 us by cumsum of one row, 14 us, and sort of 64 x 256, 26 us
+# Of a kernel with little to do. A choice below what two calls imply, which both come out a third too short: cumsum of
+# one row, 14.3 us, implies 7.5 us and sort of 64 x 256, 26.1 us, implies 4.4 us.
+KERNEL_S = 2.5e-6
 
 SCAN_THREADS = 512
 LEAST_SCAN_LOG_THREADS, MOST_SCAN_LOG_THREADS = 4, 9  # along one row
@@ -38,9 +40,10 @@ WITH_INDICES = ("cummax", "cummin", "_cummax_helper", "_cummin_helper")
 
 SHORT_SORT = 4096  # elements that one block sorts in its own memory
 FEW_SEGMENTS = 128  # fewer are sorted by value, all together, and then by segment
-# Of key, for each element: sort of 8192 x 2048 along its rows, 526 us; of 5120 x 512 down its columns, 307 us.
+# Of key, for each element. The short one is a guess, no measurement: its only call, sort of 8192 x 2048 along its rows,
+# 526 us, implies 6.1e-12. The long one comes from sort of 5120 x 512 down its columns, 307 us.
 SHORT_SORT_S_PER_BYTE, LONG_SORT_S_PER_BYTE = 4e-12, 25e-12
-SORT_KERNELS = 5
+SORT_KERNELS = 5  # a guess, no measurement
 SELECTING = ("topk", "kthvalue", "median", "nanmedian")
 COUNTING, COMPARING = ("bincount", "histc"), ("unique_consecutive",)  # one pass over the elements
 ADDING = ("scatter_add", "index_add")
@@ -53,7 +56,8 @@ SHARED_SELECTION = (
 )  # fmt: skip
 SELECT_THREADS = 1024
 SELECT_BITS = 2  # of the keys that one block looks at in a pass; many blocks look at 8
-EXPONENT_PASSES = 4  # which leave most of the keys: only digits of the fraction are evenly spread
+# Passes that leave most of the keys, since only digits of the fraction are evenly spread: a guess, no measurement.
+EXPONENT_PASSES = 4
 
 PAIRING = ("_cdist_forward", "_pdist_forward")
 PAIR_THREADS, PAIR_BARRIERS = 256, 2  # of a block, in DistanceKernel.cu; no constant comes from distances
@@ -69,7 +73,9 @@ ELIMINATING = ("inv", "lu_factor", "solve_ex", "det", "slogdet", "inverse", "lu_
 SUBSTITUTING = ("solve_triangular", "triangular_solve", "cholesky_solve", "lu_solve")
 EXPONENTIAL_KERNELS = 100  # of a matrix's exponential, GEMMs and choices between them: a guess, no measurement
 SUBSTITUTED_COLUMN_S = 0.3e-6  # of known triangles: solve_triangular of 1024 x 1024, 296 us
-EFFICIENCY = 0.5  # of the peak, in the GEMMs that a factorisation is made of: LU of 8192 x 8192, 34 ms
+# Of the peak, where a factorisation of n columns counts as 2 n^3 operations: LU of 8192 x 8192, 34 ms. An LU has
+# 2/3 n^3, so that by its own arithmetic it comes to a third of this, 0.16 of the peak.
+EFFICIENCY = 0.5
 CPU_FLOPS_PER_S = 20e9  # of one core, where the device's peak is not known: a guess, no measurement
 
 

@@ -16,7 +16,7 @@ Assumes: the same kernels, as many multiprocessors, and efficiencies that a chan
 a kernel does follow is not known, whether much of it is scaled or little: the standard deviation of ln t' is
 SCALED_SPREAD of |ln(R' / R)|. Source: GEMMs of the same shapes on H100 and B200, whose peaks differ 2.27 times, of
 which 90 % (bf16) and 94 % (TF32) are within the 90 % interval that this makes; bf16 ones that took 50 us or more were
-1.78 times as fast in the median, those under 20 us 1.19 times. LIMITED is a choice. Measured by: `python -m
+1.78 times as fast in the median, those under 20 us 1.19 times. LIMITED and CACHED are choices. Measured by: `python -m
 bench.what_if.kernels` (bench/results/what-if-kernels.txt).
 """
 
@@ -35,7 +35,7 @@ from perfmodel.trace.operation import Operation
 LIMITED = 0.5  # of the rate that well-tuned kernels sustain
 SCALED_SPREAD = 0.3  # standard deviation of the logarithm of a kernel's time, of that of its roofline's ratio
 SHORTEST_S = 1e-9  # that a kernel takes without any gap
-CACHED = 0.5  # of what a byte from memory takes, one from the cache; H200: 4.3 TB/s and about twice that
+CACHED = 0.5  # of what a byte from memory takes, one from the cache: a guess, no measurement
 
 
 def scaled_cost(
