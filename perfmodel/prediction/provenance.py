@@ -226,13 +226,31 @@ def host_warnings(profile: Profile, scenario: Scenario) -> Iterator[str]:
 
 def _estimated(kernels: Sequence[Sequence[KernelUse]]) -> Iterator[str]:
     """Yield a warning of estimated kernels: of hardly known ones always, of others where they may count."""
-    told = [use for each in kernels for use in each if use.cost.source == "estimated" and _may_count(use, each)]
-    if told:
-        factor = max(factor_of_spread(use.cost.spread) for use in told)
+    rough = [use for each in kernels for use in each if use.cost.source == "estimated" and _may_count(use, each)]
+    if rough:
         yield (
-            f"not measured, and estimated at best to a factor of {factor:.2g}: {_named(told)}; "
+            f"not measured, and estimated at best to a factor of {' and '.join(_by_factor(rough))}; "
             "`perfmodel calibrate --scenario` measures them"
         )
+
+
+def _by_factor(uses: Sequence[KernelUse]) -> Iterator[str]:
+    """Yield each factor with the operators that are estimated to it: of those that a warning names, then of the rest.
+
+    An operator whose kernels are estimated to several factors has the largest of them.
+    """
+    factors: dict[str, float] = {}
+    for use in uses:
+        name = _operator(use)
+        factors[name] = max(factors.get(name, 0.0), factor_of_spread(use.cost.spread))
+    longest_first = _longest_first(uses)
+    named: dict[str, list[str]] = {}
+    for name in longest_first[:NAMED]:
+        named.setdefault(f"{factors[name]:.2g}", []).append(name)
+    yield from (f"{factor} ({', '.join(names)})" for factor, names in named.items())
+    rest = longest_first[NAMED:]
+    if rest:
+        yield f"up to {max(factors[name] for name in rest):.2g} ({len(rest)} more)"
 
 
 def _may_count(use: KernelUse, kernels: Sequence[KernelUse]) -> bool:
@@ -241,14 +259,22 @@ def _may_count(use: KernelUse, kernels: Sequence[KernelUse]) -> bool:
 
 
 def _named(uses: Sequence[KernelUse]) -> str:
-    """Return the names of the kernels' operators, those first that may take longest."""
-    longest_s: dict[str, float] = {}
-    for use in uses:
-        name = use.key.removeprefix("aten.").split("(")[0].removesuffix(".default")
-        longest_s[name] = max(longest_s.get(name, 0.0), use.total_s * factor_of_spread(use.cost.spread))
-    names = sorted(longest_s, key=lambda name: -longest_s[name])
+    """Return the names of the kernels' operators, those first that may take longest, and how many there are more."""
+    names = _longest_first(uses)
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
+
+
+def _longest_first(uses: Sequence[KernelUse]) -> list[str]:
+    longest_s: dict[str, float] = {}
+    for use in uses:
+        name = _operator(use)
+        longest_s[name] = max(longest_s.get(name, 0.0), use.total_s * factor_of_spread(use.cost.spread))
+    return sorted(longest_s, key=lambda name: -longest_s[name])
+
+
+def _operator(use: KernelUse) -> str:
+    return use.key.removeprefix("aten.").split("(")[0].removesuffix(".default")
 
 
 def unsteady_warnings(steps_s: Sequence[float]) -> Iterator[str]:

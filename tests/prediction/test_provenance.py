@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -211,8 +212,21 @@ def test_what_was_not_measured_is_named_however_short_it_seems() -> None:
     few = [use(name, "estimated", (1 + i) * 1e-12, 30 if name == "fft" else 9) for i, name in enumerate(names)]
     (told,) = kernel_warnings([[*good, *few]], profile())
     assert told.startswith(
-        "not measured, and estimated at best to a factor of 30: fft, mode, median.dim, topk and 2 more;"
+        "not measured, and estimated at best to a factor of 30 (fft) and 9 (mode, median.dim, topk) and up to 9 (2 more);"
     )
+
+
+def test_each_operator_has_the_factor_that_it_is_estimated_to() -> None:
+    """A matrix multiplication to a factor of 3, though another kernel is estimated to 10; the same name to its worst."""
+    good = [use for use in prediction().kernels if use.cost.source == "exact"]
+    busy_s = sum(use.total_s for use in good)
+    factors = {"mm.default": (3,), "complex.default": (10,), "gather.default": (3, 5), "sort.default": (5,)}
+    rough = [use(name, "estimated", busy_s, factor) for name, each in factors.items() for factor in each]
+    (warning,) = kernel_warnings([[*good, *rough]], profile())
+    groups = dict(re.findall(r"(\d+) \(([^)]*)\)", warning))
+    assert {factor: set(names.split(", ")) for factor, names in groups.items()} == {
+        "3": {"mm"}, "5": {"gather", "sort"}, "10": {"complex"},
+    }  # fmt: skip
 
 
 def test_a_rough_time_is_told_of_where_it_may_count() -> None:
@@ -220,7 +234,7 @@ def test_a_rough_time_is_told_of_where_it_may_count() -> None:
     busy_s = sum(use.total_s for use in good)
     assert list(kernel_warnings([[*good, use("gather.default", "estimated", 0.003 * busy_s, 3)]], profile())) == []
     (told,) = kernel_warnings([[*good, use("gather.default", "estimated", 0.004 * busy_s, 3)]], profile())
-    assert told.startswith("not measured, and estimated at best to a factor of 3: gather;")
+    assert told.startswith("not measured, and estimated at best to a factor of 3 (gather);")
 
 
 def test_shapes_outside_those_of_a_curve_are_told_of_where_they_count() -> None:
