@@ -23,7 +23,7 @@ def show(name: str) -> None:
     from perfmodel.hardware.profile import load_profile
     from perfmodel.report.text.profile import profile_report
 
-    print_rich(profile_report(load_profile(name)))
+    print_rich(profile_report(load_profile(name, key="NAME")))
 
 
 @profile.command(name="import")

@@ -51,6 +51,7 @@ from perfmodel.hardware.quantities import (
 PROFILE_VERSION = 1
 CATALOG = Path(__file__).parent / "catalog"
 DEFAULT_CPU_PROFILE = "cpu.json"
+PROFILE_KEY = "hardware.profile"  # of a scenario
 USUAL_CAPACITY = 0.7  # of the cache's size; addresses are hashed over its parts
 
 
@@ -328,13 +329,15 @@ def _shared(profile: Profile, base: Profile) -> set[str]:
     return {name for name in Profile.model_fields if getattr(profile, name) == getattr(base, name)} - own
 
 
-def load_profile(profile: str | PathLike[str]) -> Profile:
+def load_profile(profile: str | PathLike[str], key: str = PROFILE_KEY) -> Profile:
     """Read and check one profile.
 
     Parameters
     ----------
     profile : str or path
         A name of the catalog or a file, as in :func:`find_profile`; a path object is always a file.
+    key : str
+        What named it, for the sentence of an unknown name.
 
     Raises
     ------
@@ -347,7 +350,7 @@ def load_profile(profile: str | PathLike[str]) -> Profile:
     >>> load_profile("h200-sxm-x4").device.name
     'NVIDIA H200'
     """
-    path = find_profile(profile) if isinstance(profile, str) else Path(profile)
+    path = find_profile(profile, key) if isinstance(profile, str) else Path(profile)
     found = regular_file(path, "a profile", _remedy(path))
     return _load_cached(path, (found.st_mtime_ns, found.st_size))
 
@@ -395,8 +398,15 @@ def catalog_names() -> list[str]:
     return sorted(path.stem for path in CATALOG.glob("*.json"))
 
 
-def find_profile(name: str) -> Path:
-    """The file of a profile given by catalog name or by path.
+def find_profile(name: str, key: str = PROFILE_KEY) -> Path:
+    """Return the file of a profile given by catalog name or by path.
+
+    Parameters
+    ----------
+    name : str
+        A name of the catalog, or a path that has a slash or ends in ".json".
+    key : str
+        What named it, for the sentence.
 
     Raises
     ------
@@ -408,5 +418,8 @@ def find_profile(name: str) -> Path:
     if Path(name).suffix == ".json" or "/" in name:
         return Path(name)
     file = Path(f"{name}.json")
-    meant = f"Did you mean the file '{file}'?" if os.path.isfile(file) else did_you_mean(name, catalog_names())
-    raise PerfModelError(f"hardware.profile must be a file or a catalog name (got {name!r}). {meant}")
+    if os.path.isfile(file):
+        advice = f"Did you mean the file '{file}'?"
+    else:
+        advice = _remedy(file) if file.name == DEFAULT_CPU_PROFILE else did_you_mean(name, catalog_names())
+    raise PerfModelError(f"{key} must be a file or a catalog name (got {name!r}). {advice}")

@@ -18,6 +18,7 @@ from perfmodel.report.traces.chrome import save_chrome_trace
 from tests.accuracy.cards import CARD, measurement
 from tests.cli.commands import TINY, Asked, failure, run, write_measurement
 from tests.places import ROOT, TESTS
+from tests.refusals import names
 from tests.report.pipelines import with_larger_last
 from tests.report.synthetic import WHOLE, prediction
 
@@ -109,9 +110,17 @@ def test_compare_without_measurements(folder: Path) -> None:
 def test_profile_show(folder: Path) -> None:
     result = run("profile", "show", "toy.json")
     assert result.stdout.splitlines()[0].rstrip() == "toy: 1 x Toy GPU"
-    assert failure("profile", "show", "none").startswith(
-        "Error: hardware.profile must be a file or a catalog name (got 'none')"
-    )
+    about, _, rest = failure("profile", "show", "none").partition(" must ")
+    assert about == "Error: NAME"
+    assert names(rest, "none")
+    assert names(rest, "h200-sxm-x4")
+
+
+def test_without_a_profile_of_this_cpu_show_says_how_to_measure_one(folder: Path) -> None:
+    about, _, rest = failure("profile", "show", "cpu").partition(" must ")
+    assert about == "Error: NAME"
+    assert names(rest, "cpu")
+    assert names(rest, "perfmodel calibrate --device cpu")
 
 
 def test_topology(folder: Path) -> None:

@@ -18,6 +18,7 @@ from perfmodel.hardware.profile import (
     load_profile,
     save_profile,
 )
+from tests.refusals import refused
 
 WIRES = {"nvlink": Interconnect(backend="nccl")}
 
@@ -120,8 +121,10 @@ def test_a_file_in_the_folder_is_named_where_its_ending_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PerfModelError, match=r"\(got 'cpu'\)\. Known: "):
-        find_profile("cpu")
+    with refused("hardware.profile", "gpu", "h200-sxm-x4"):
+        find_profile("gpu")
+    with refused("NAME", "cpu", "perfmodel calibrate --device cpu"):
+        find_profile("cpu", key="NAME")
     (tmp_path / "cpu.json").touch()
     with pytest.raises(PerfModelError, match=r"\(got 'cpu'\)\. Did you mean the file 'cpu\.json'\?"):
         find_profile("cpu")
