@@ -125,7 +125,7 @@ class MemoryTimeline:
         it would.
 
         In the least memory the allocator may have to free cached segments, which takes time; ``unlimited.device_bytes``
-        are enough to never do so.
+        are enough to never do so. The least memory can be larger for a smaller batch, since fragmentation differs.
         """
         return self.device_bytes if self.least_limit_bytes is None else self.least_limit_bytes + self.outside_bytes
 
