@@ -128,10 +128,10 @@ class DeviceClock:
 
     def issue(self, issue_s: np.ndarray, duration_s: np.ndarray) -> None:
         """Append entries to the compute stream."""
-        part = slice(self._issued, self._issued + len(issue_s))
-        self._ready_s[part] = issue_s + self._launch.latency_s
-        self._left_s[part] = self._whole_s[part] = duration_s
-        self._issued = part.stop
+        window = slice(self._issued, self._issued + len(issue_s))
+        self._ready_s[window] = issue_s + self._launch.latency_s
+        self._left_s[window] = self._whole_s[window] = duration_s
+        self._issued = window.stop
 
     def wait(self, tasks: tuple[StreamTask, ...]) -> None:
         """Start the next entry that is issued after these tasks."""
@@ -281,16 +281,16 @@ class DeviceClock:
         starts_s = self._known_starts_s()
         if running or starts_s:
             stop = min(stop, self.done + CHUNK)
-        part = slice(self.done, stop)
-        factor, gaps = self._compute_factor(running, part), self._gaps(part)
-        duration_s = self._left_s[part] * (factor + gaps)
+        window = slice(self.done, stop)
+        factor, gaps = self._compute_factor(running, window), self._gaps(window)
+        duration_s = self._left_s[window] * (factor + gaps)
         duration_s[0] += self._slowed_s * max(self._slowed_factor - factor[0], 0.0)
         total_s = np.cumsum(duration_s)
-        ready_s = self._ready_s[part].copy()
+        ready_s = self._ready_s[window].copy()
         ready_s[0] = max(ready_s[0], self._free_s)
         end_s = total_s + np.maximum.accumulate(ready_s - (total_s - duration_s))
         start_s = end_s - duration_s
-        ends_s = [self._end_of(stream, start_s, end_s, part) for stream in running]
+        ends_s = [self._end_of(stream, start_s, end_s, window) for stream in running]
         slowdowns = [stream.running.slowdown for stream in running if stream.running is not None]
         event_s = min([*starts_s, *ends_s, *self._message_starts_s(), *self._waiting_changes_s()], default=np.inf)
         whole = int(np.searchsorted(end_s, event_s, side="right"))
@@ -299,7 +299,7 @@ class DeviceClock:
             return stop_s
         ended = [slowdown for slowdown, over_s in zip(slowdowns, ends_s, strict=True) if over_s <= stop_s]
         for stream, over_s in zip(running, ends_s, strict=True):
-            self._advance(stream, self._work_until(stream, start_s, end_s, part, stop_s), stop_s, over_s <= stop_s)
+            self._advance(stream, self._work_until(stream, start_s, end_s, window, stop_s), stop_s, over_s <= stop_s)
         self._finish_entries(start_s[:whole], end_s[:whole])
         if whole < len(end_s):
             self._split(float(start_s[whole]), event_s, float(factor[whole]), float(gaps[whole]))
@@ -309,12 +309,12 @@ class DeviceClock:
     def _finish_entries(self, start_s: np.ndarray, end_s: np.ndarray) -> None:
         if not len(end_s):
             return
-        part = slice(self.done, self.done + len(end_s))
-        self.start_s[part], self.end_s[part] = start_s, end_s
+        window = slice(self.done, self.done + len(end_s))
+        self.start_s[window], self.end_s[window] = start_s, end_s
         if self._begun_s is not None:
             self.start_s[self.done], self._begun_s = self._begun_s, None
             self._slowed_s, self._slowed_factor = 0.0, 1.0
-        self.done = part.stop
+        self.done = window.stop
         self._free_s = float(end_s[-1])
 
     def _split(self, start_s: float, event_s: float, factor: float, gap: float) -> None:
@@ -355,23 +355,23 @@ class DeviceClock:
                 self._slowed_factor = max(self._slowed_factor, float(slowdown.compute_factor[column]))
                 self._slowed_s = max(self._slowed_s, on_s if wave_s - on_s > MOMENT_S else 0.0)
 
-    def _columns(self, part: slice) -> np.ndarray:
-        return np.arange(part.start, part.stop) % self._step_entries
+    def _columns(self, window: slice) -> np.ndarray:
+        return np.arange(window.start, window.stop) % self._step_entries
 
-    def _compute_factor(self, running: list[SideStream], part: slice) -> np.ndarray:
-        factor = np.ones(part.stop - part.start)
+    def _compute_factor(self, running: list[SideStream], window: slice) -> np.ndarray:
+        factor = np.ones(window.stop - window.start)
         for stream in running:
             if stream.running is not None and (number := self._slowdown_now(stream.running)) >= 0:
-                factor = factor * self._slowdowns[number].compute_factor[self._columns(part)]
+                factor = factor * self._slowdowns[number].compute_factor[self._columns(window)]
         return factor
 
-    def _gaps(self, part: slice) -> np.ndarray:
+    def _gaps(self, window: slice) -> np.ndarray:
         """Return what waiting streams add to each entry's time, over its time alone."""
         if not self._launch.waiting_gap_s:
-            return np.zeros(part.stop - part.start)
+            return np.zeros(window.stop - window.start)
         gap_s = self._launch.gap_beside_s(sum(task.ready_s <= self._free_s for task in self._waiting()))
         gap_s = max(gap_s - self._pause_s(), 0.0)
-        whole_s, kernels = self._whole_s[part], self._kernels[self._columns(part)]
+        whole_s, kernels = self._whole_s[window], self._kernels[self._columns(window)]
         return np.asarray(gap_s * np.divide(kernels, whole_s, out=np.zeros(len(whole_s)), where=whole_s > 0))
 
     def _pause_s(self) -> float:
@@ -396,47 +396,47 @@ class DeviceClock:
         known = ([task.ready_s, *(each.end_s for each in task.after_tasks)] for task in self._waiting())
         return [time_s for times_s in known for time_s in times_s if time_s > self._free_s]
 
-    def _rates(self, task: StreamTask, part: slice) -> np.ndarray:
-        return np.asarray(1 / self._slowdowns[task.slowdown].communication_factor[self._columns(part)])
+    def _rates(self, task: StreamTask, window: slice) -> np.ndarray:
+        return np.asarray(1 / self._slowdowns[task.slowdown].communication_factor[self._columns(window)])
 
     def _progress(
-        self, task: StreamTask, start_s: np.ndarray, end_s: np.ndarray, part: slice
+        self, task: StreamTask, start_s: np.ndarray, end_s: np.ndarray, window: slice
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the task's work done when each entry starts and ends.
 
         It advances at full speed in gaps, and more slowly during entries.
         """
         gaps_s = start_s - np.concatenate([[self._free_s], end_s[:-1]])
-        during_s = (end_s - start_s) * self._rates(task, part)
+        during_s = (end_s - start_s) * self._rates(task, window)
         at_end_s = np.cumsum(gaps_s + during_s)
         return at_end_s - during_s, at_end_s
 
-    def _end_of(self, stream: SideStream, start_s: np.ndarray, end_s: np.ndarray, part: slice) -> float:
+    def _end_of(self, stream: SideStream, start_s: np.ndarray, end_s: np.ndarray, window: slice) -> float:
         """Return when the running task ends if nothing else changes; infinity if not within these entries."""
         task = stream.running
         assert task is not None
         if task.messages:
             return max(task.messages_end_s, self._free_s)
-        at_start_s, at_end_s = self._progress(task, start_s, end_s, part)
+        at_start_s, at_end_s = self._progress(task, start_s, end_s, window)
         index = int(np.searchsorted(at_end_s, task.left_s))
         if index == len(at_end_s):
             return float(np.inf)
         missing_s = task.left_s - float(at_start_s[index])
         if missing_s <= 0:
             return float(start_s[index]) + missing_s
-        return float(start_s[index]) + missing_s / float(self._rates(task, part)[index])
+        return float(start_s[index]) + missing_s / float(self._rates(task, window)[index])
 
     def _work_until(
-        self, stream: SideStream, start_s: np.ndarray, end_s: np.ndarray, part: slice, time_s: float
+        self, stream: SideStream, start_s: np.ndarray, end_s: np.ndarray, window: slice, time_s: float
     ) -> float:
         """Return the running task's work done until ``time_s``, where the pass ends."""
         task = stream.running
         assert task is not None
         if task.messages:
             return 0.0
-        at_start_s, _ = self._progress(task, start_s, end_s, part)
+        at_start_s, _ = self._progress(task, start_s, end_s, window)
         index = min(int(np.searchsorted(end_s, time_s)), len(end_s) - 1)
         during_s = time_s - float(start_s[index])
         if during_s <= 0:
             return float(at_start_s[index]) + during_s
-        return float(at_start_s[index]) + during_s * float(self._rates(task, part)[index])
+        return float(at_start_s[index]) + during_s * float(self._rates(task, window)[index])

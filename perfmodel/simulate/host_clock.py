@@ -173,15 +173,15 @@ class HostClock:
             room = int(np.searchsorted(np.cumsum(work.queued[start:stop]), depth, side="right"))
             block = slice(start, min(stop, start + max(1, room)))
             count = block.stop - block.start
-            part = slice(self.device.issued, self.device.issued + count)
-            free = self._held_by[part]
+            window = slice(self.device.issued, self.device.issued + count)
+            free = self._held_by[window]
             if free[-1] >= 0:
                 yield from self.device.run_until(int(free[-1]) + 1)
             cumulative_s = work.entry_host_s[block] - self._reached_s
             held_s = np.where(free >= 0, self.device.start_s[free], -np.inf)
             held_s[0] = max(held_s[0], self.host_s + cumulative_s[0])
             issue_s = cumulative_s + np.maximum.accumulate(held_s - cumulative_s)
-            self.issue_s[part] = issue_s
+            self.issue_s[window] = issue_s
             self.device.issue(issue_s, work.duration_s[block])
             self.host_s, self._reached_s = float(issue_s[-1]), float(work.entry_host_s[block][-1])
             start = block.stop

@@ -75,11 +75,11 @@ def _entries(program: Program, memory: MemoryTimeline, frames_at: dict[int, Fram
     segments = iter(memory.allocator.segment_log)
     reserved_bytes = 0
     yield {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": [], "category": NO_CATEGORY}
-    for part, columns in memory.history:
-        stacks = _stacks(program, part)
+    for section, columns in memory.history:
+        stacks = _stacks(program, section)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for event, request_bytes, address, kind, stream, _, reserved_after_bytes in rows:
-            frames = stacks[event] if event >= 0 else _OUTSIDE[part]
+            frames = stacks[event] if event >= 0 else _OUTSIDE[section]
             while reserved_bytes != reserved_after_bytes:
                 bought = next(segments)
                 reserved_bytes += bought.bytes if bought.action == "segment_alloc" else -bought.bytes
@@ -123,13 +123,13 @@ _OUTSIDE = {
 }
 
 
-def _stacks(program: Program, part: str) -> list[Frames]:
+def _stacks(program: Program, section: str) -> list[Frames]:
     """Name for each instruction of one step of the memory walk its operator, its module or autograd node, and its
     phase.
     """
-    if part in OUTSIDE_STEPS:
+    if section in OUTSIDE_STEPS:
         return []
-    events, runs = step_of(program, part)
+    events, runs = step_of(program, section)
     stacks: list[Frames] = []
     for run in runs:
         place = _phase_text(run.phase, run.micro_batch)

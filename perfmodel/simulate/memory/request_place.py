@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.program.program import PhaseRun, Program
 from perfmodel.trace.trace import EventKind, StepEvents, StorageKind, Trace
 
-OUTSIDE_STEPS = ("model", "wrapping")  # parts of the memory walk that run no operators
+OUTSIDE_STEPS = ("model", "wrapping")  # sections of the memory walk that run no operators
 
 
 class Caller(NamedTuple):
@@ -54,7 +54,7 @@ class RequestPlace:
 
 
 def request_place(
-    program: Program, part: str, event: int, step: int, holds: StorageKind, is_inserted: bool
+    program: Program, section: str, event: int, step: int, holds: StorageKind, is_inserted: bool
 ) -> RequestPlace:
     """The place of a request of the memory walk.
 
@@ -62,25 +62,25 @@ def request_place(
     ----------
     program : Program
         Of the rank.
-    part : str
+    section : str
         Of the walk, see :class:`~perfmodel.simulate.memory.walk.MemoryTimeline`.
     event : int
-        Index into the events that the part's step runs.
+        Index into the events that the section's step runs.
     step, holds, is_inserted
         As of :class:`RequestPlace`.
     """
-    if part in OUTSIDE_STEPS:
+    if section in OUTSIDE_STEPS:
         return RequestPlace(step, "", -1, "", "", holds, is_inserted)
-    events, runs = step_of(program, part)
+    events, runs = step_of(program, section)
     run, at = _run_at(runs, event)
     segment = slice(run.segment.start, run.segment.start + at + 1)
     *_, caller = callers(program.trace, events.kind[segment], events.a[segment])
     return RequestPlace(step, run.phase, run.micro_batch, *caller, holds, is_inserted)
 
 
-def step_of(program: Program, part: str) -> tuple[StepEvents, Sequence[PhaseRun]]:
-    """The events and runs of the step that this part of the memory walk runs."""
-    if part == "first":
+def step_of(program: Program, section: str) -> tuple[StepEvents, Sequence[PhaseRun]]:
+    """The events and runs of the step that this section of the memory walk runs."""
+    if section == "first":
         return program.trace.first, program.first_runs
     return program.trace.steady, program.runs
 

@@ -179,8 +179,8 @@ class ActionWriter:
 
     def _write(self, events: StepEvents, segment: Segment) -> Actions:
         """Requests of the trace as they are, but for what follows an operator that asks for more than its outputs."""
-        part = slice(segment.start, segment.stop)
-        kind, a, b = events.kind[part], events.a[part], events.b[part]
+        window = slice(segment.start, segment.stop)
+        kind, a, b = events.kind[window], events.a[window], events.b[window]
         is_request = ((kind == EventKind.ALLOC) & (b > 0)) | (kind == EventKind.FREE)
         position = np.flatnonzero(is_request)
         slot = a[position]

@@ -65,7 +65,7 @@ class MemoryTimeline:
     step_retries : int
         Those of the last step, if it fits: each waits for the device, so a time predicted without them is too short.
     out_of_memory : OutOfMemoryError or None
-        The request that the device could not serve; the timeline then ends there (``stopped_in`` says which part:
+        The request that the device could not serve; the timeline then ends there (``stopped_in`` says which section:
         ``model``, ``wrapping``, ``first``, ``early``, ``rebuilding`` or ``steady``, and ``place`` what asked for it).
     unlimited : MemoryTimeline or None
         Where it does not fit, the same on a device without a limit.
@@ -217,7 +217,7 @@ class _Walk:
         self._micro_batch = -1
         self._retries_before = 0  # the last step
         self._history: list[tuple[str, MemoryColumns]] = []
-        self._steps: dict[str, StepMemory] = {}  # by part, the last of each
+        self._steps: dict[str, StepMemory] = {}  # by section, the last of each
         self._refused: tuple[int, StorageKind, bool] | None = None  # event, what it holds, whether a strategy asked
 
     def walked(self) -> MemoryTimeline:
@@ -247,11 +247,11 @@ class _Walk:
         """The model, what wraps it, and then its inputs."""
         persistent, setup = self._program.trace.persistent, self._program.setup
         if not setup:
-            self._part("model", [(-1, persistent_actions(persistent))])
+            self._walk("model", [(-1, persistent_actions(persistent))])
             return
-        self._part("model", [(-1, persistent_actions(each for each in persistent if each.kind != StorageKind.INPUT))])
-        self._part("wrapping", [(-1, inserted_actions(setup))])
-        self._part("model", [(-1, persistent_actions(each for each in persistent if each.kind == StorageKind.INPUT))])
+        self._walk("model", [(-1, persistent_actions(each for each in persistent if each.kind != StorageKind.INPUT))])
+        self._walk("wrapping", [(-1, inserted_actions(setup))])
+        self._walk("model", [(-1, persistent_actions(each for each in persistent if each.kind == StorageKind.INPUT))])
 
     def _until_rebuilt(self, rebuild: Rebuild, renamed: list[tuple[int, int]]) -> None:
         """The steps after the first, up to that in which something is rebuilt.
@@ -265,17 +265,19 @@ class _Walk:
             self._step("early", program.trace.steady, program.runs, program.insertions)
             self._rename(renamed)
         self._step("rebuilding", program.trace.steady, program.runs, (*rebuild.made, *program.insertions))
-        self._part("wrapping", [(-1, inserted_actions(rebuild.replaced))])
+        self._walk("wrapping", [(-1, inserted_actions(rebuild.replaced))])
         self._rename(renamed)
 
-    def _step(self, part: str, events: StepEvents, runs: Sequence[PhaseRun], insertions: Sequence[Insertion]) -> None:
+    def _step(
+        self, section: str, events: StepEvents, runs: Sequence[PhaseRun], insertions: Sequence[Insertion]
+    ) -> None:
         allocator = self._allocator
         before, self._retries_before = allocator.allocated_bytes, allocator.retries
         allocator.reset_peaks()
         try:
-            self._part(part, self._actions(events, runs, insertions))
+            self._walk(section, self._actions(events, runs, insertions))
         finally:
-            self._steps[part] = _step_memory(before, allocator)
+            self._steps[section] = _step_memory(before, allocator)
 
     def _actions(
         self, events: StepEvents, runs: Sequence[PhaseRun], insertions: Sequence[Insertion]
@@ -308,13 +310,13 @@ class _Walk:
             for key in [key for key in self._address_of if isinstance(key, tuple) and key[0] in names]:
                 self._address_of[names[key[0]], key[1]] = self._address_of.pop(key)
 
-    def _part(self, part: str, parts: Iterable[tuple[int, Actions]]) -> None:
+    def _walk(self, section: str, pieces: Iterable[tuple[int, Actions]]) -> None:
         log = MemoryLog()
         try:
-            for start, actions in parts:
+            for start, actions in pieces:
                 self._perform(actions, start, log)
         finally:
-            self._history.append((part, log.columns()))
+            self._history.append((section, log.columns()))
 
     def _perform(self, actions: Actions, start: int, log: MemoryLog) -> None:
         allocator, address_of = self._allocator, self._address_of
@@ -355,14 +357,14 @@ class _Walk:
 
     def _timeline(self, out_of_memory: OutOfMemoryError | None = None) -> MemoryTimeline:
         """Return the timeline, whose samples are those of the last step that ran."""
-        part, columns = self._history[-1]
+        section, columns = self._history[-1]
         held, reserved_bytes = held_after(self._history[:-1])
         block_bytes = np.diff(columns.allocated_bytes, prepend=held.sum())
         of_kind = columns.kind == np.arange(len(StorageKind))[:, None]
         changes = np.concatenate([held[:, None], np.where(of_kind, block_bytes, 0)], axis=1)
         steps = list(self._steps.values()) or [_step_memory(0, self._allocator)]
         return MemoryTimeline(
-            event=np.concatenate([[0], self._instructions_at(part, columns.event)]),
+            event=np.concatenate([[0], self._instructions_at(section, columns.event)]),
             allocated_bytes=np.concatenate([[held.sum()], columns.allocated_bytes]),
             reserved_bytes=np.concatenate([[reserved_bytes], columns.reserved_bytes]),
             kind_bytes=np.cumsum(changes, axis=1),
@@ -374,26 +376,26 @@ class _Walk:
             retries=self._allocator.retries,
             step_retries=0 if out_of_memory else self._allocator.retries - self._retries_before,
             out_of_memory=out_of_memory,
-            stopped_in=part if out_of_memory else None,
+            stopped_in=section if out_of_memory else None,
             history=tuple(self._history),
             allocator=self._allocator,
-            place=self._place(part),
+            place=self._place(section),
         )
 
-    def _instructions_at(self, part: str, events: np.ndarray) -> np.ndarray:
+    def _instructions_at(self, section: str, events: np.ndarray) -> np.ndarray:
         """Return the places of events among the instructions of their step; 0 outside of steps."""
-        if part in OUTSIDE_STEPS:
+        if section in OUTSIDE_STEPS:
             return np.zeros(len(events), dtype=np.int64)
         program = self._program
-        columns = program.first_instructions if part == "first" else program.instructions
+        columns = program.first_instructions if section == "first" else program.instructions
         return np.asarray(np.flatnonzero(columns.event >= 0)[events])
 
-    def _place(self, part: str) -> RequestPlace | None:
+    def _place(self, section: str) -> RequestPlace | None:
         if self._refused is None:
             return None
         event, holds, is_inserted = self._refused
         steps = sum(each not in OUTSIDE_STEPS for each, _ in self._history)
-        return request_place(self._program, part, event, steps, holds, is_inserted)
+        return request_place(self._program, section, event, steps, holds, is_inserted)
 
 
 def _step_memory(allocated_before_bytes: int, allocator: CachingAllocator) -> StepMemory:
