@@ -165,9 +165,12 @@ def test_memory_says_its_peak_and_what_the_device_can_reserve() -> None:
     outside_bytes = prediction().memory.outside_bytes
     limit = next(line for line in ax.lines if line.get_color() == palette.CAPACITY)
     assert list(limit.get_ydata()) == [pytest.approx((64 * MIB - outside_bytes) / 2**30)] * 2
-    said = [text.get_text() for text in ax.texts]
-    assert "peak 8 MiB" in said
+    said = [line.get_label() for line in ax.lines]
+    assert "peak 8 MiB allocated" in said
     assert f"this device can reserve {format_bytes(64 * MIB - outside_bytes)}" in said
+    assert not ax.texts  # which would stand on what is drawn
+    assert all(line.get_color() != "white" for line in ax.lines)
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-3:] == ["reserved", *said[1:]]
 
 
 def test_a_limit_far_above_is_said_and_does_not_squeeze_the_picture() -> None:
@@ -180,13 +183,9 @@ def test_a_limit_far_above_is_said_and_does_not_squeeze_the_picture() -> None:
 
 def test_memory_by_kind() -> None:
     ax = plot_memory(prediction())
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "parameter",
-        "gradient",
-        "activation",
-        "reserved",
-    ]
-    reserved, _, _, peak = ax.lines
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert named[:4] == ["parameter", "gradient", "activation", "reserved"]
+    reserved, _, peak = ax.lines
     assert reserved.get_ydata().max() == pytest.approx(20 * MIB / 2**30)
     assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (pytest.approx(0.0105), pytest.approx(8 * MIB / 2**30))
 
@@ -195,12 +194,26 @@ def test_memory_that_does_not_fit_is_drawn_past_the_devices_limit() -> None:
     small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 10 * MIB})})
     stopped = prediction(profile=small, memory=simulate_memory(prediction().program, small))
     ax = plot_memory(stopped)
-    assert ax.get_title() == "does not fit, needs at least 20 MiB: 10 MiB more than the device's 10 MiB"
-    reserved, _, limit, peak = ax.lines
+    needed, refused, drawn = ax.get_title().split("\n")
+    assert needed == "does not fit, needs at least 20 MiB: 10 MiB more than the device's 10 MiB"
+    assert refused.startswith("refused: before step 1, building the model")
+    assert drawn == "drawn: a later step, with enough memory"
+    reserved, limit, peak = ax.lines
     assert list(limit.get_ydata()) == [(10 * MIB - stopped.memory.outside_bytes) / 2**30] * 2
-    whole, _, _, whole_peak = plot_memory(prediction()).lines
+    whole, _, whole_peak = plot_memory(prediction()).lines
     assert reserved.get_xydata().tolist() == whole.get_xydata().tolist()
     assert peak.get_xydata().tolist() == whole_peak.get_xydata().tolist()
+
+
+def test_a_request_refused_in_the_step_that_is_drawn_has_a_cross() -> None:
+    small = profile().model_copy(update={"device": profile().device.model_copy(update={"memory_bytes": 10 * MIB})})
+    memory = simulate_memory(prediction().program, small)
+    launches = prediction().program.instructions.launches
+    late = replace(memory, stopped_in="steady", event=launches[:2])
+    *_, cross = plot_memory(prediction(profile=small, memory=late)).lines
+    assert cross.get_label() == "refused"
+    assert cross.get_xdata()[0] == pytest.approx(prediction().timeline.issue_s[1] * 1e3)
+    assert cross.get_ydata()[0] == pytest.approx((10 * MIB - memory.outside_bytes) / 2**30)
 
 
 def test_memory_of_a_cpu_is_refused() -> None:
