@@ -8,6 +8,7 @@ from rich.text import Text
 
 from perfmodel.prediction.pipeline_ranks import largest_rank, on_rank
 from perfmodel.prediction.prediction import Prediction
+from perfmodel.simulate.memory.allocator import OutOfMemoryError
 from perfmodel.simulate.memory.request_place import RequestPlace
 from perfmodel.simulate.memory.walk import MemoryTimeline
 from perfmodel.trace.trace import StorageKind
@@ -81,12 +82,26 @@ def shortage_text(memory: MemoryTimeline, capacity_bytes: float, rank: int | Non
 
 def refusal_text(memory: MemoryTimeline) -> tuple[str, str]:
     """Say when a step that does not fit runs out of memory, and at which request."""
-    refused, place = memory.out_of_memory, memory.place
-    if refused is None or place is None:
-        raise ValueError("this step fits")
-    asked = f"{format_bytes(refused.requested_bytes)} more for {KIND_WORDS[place.holds]}"
+    refused, place = _refusal(memory)
     held = f"{format_bytes(refused.reserved_bytes)} of {format_bytes(max(refused.limit_bytes, 0))} are reserved"
-    return _when(memory, place), f"{_at(memory, place)}: {asked} while {held}"
+    return _when(memory, place), f"{_asked(memory)} while {held}"
+
+
+def refused_request_text(memory: MemoryTimeline) -> str:
+    """Say on one line which request of a step that does not fit is refused."""
+    _, place = _refusal(memory)
+    return f"{_when(memory, place)}, {_asked(memory)}"
+
+
+def _refusal(memory: MemoryTimeline) -> tuple[OutOfMemoryError, RequestPlace]:
+    if memory.out_of_memory is None or memory.place is None:
+        raise ValueError("this step fits")
+    return memory.out_of_memory, memory.place
+
+
+def _asked(memory: MemoryTimeline) -> str:
+    refused, place = _refusal(memory)
+    return f"{_at(memory, place)}: {format_bytes(refused.requested_bytes)} more for {KIND_WORDS[place.holds]}"
 
 
 def _when(memory: MemoryTimeline, place: RequestPlace) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.prediction.memory_text import refusal_text, shortage_text
+from perfmodel.prediction.memory_text import refused_request_text, shortage_text
 from perfmodel.prediction.pipeline_ranks import largest_rank, with_largest_memory
 from perfmodel.prediction.prediction import Prediction
 from perfmodel.program.program import COMPUTE
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 SMALL = 0.2  # of the device's memory; an axis that reached up to the limit would squeeze what is drawn
 ROOM = 1.1  # above the highest line
-LETTERS = 95  # in a line of the title
+LETTERS_AN_INCH = 10  # of a line of the title, over the axes' width before the layout widens them
+DRAWN_STEPS = ("early", "steady")  # sections of the memory walk that make the requests of the step that is drawn
+LEGEND: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 3, "frameon": False}
 
 
 def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
@@ -42,9 +44,12 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
 
     Notes
     -----
-    A line shows the most that this device can reserve: its memory less what the context and communicators take; far
-    above a small step it would squeeze, words stand in its place. A step that does not fit is drawn as on a device
-    with enough memory: the title says which request is refused, and a cross marks it where the step shown makes it.
+    A line shows the most that this device can reserve: its memory less what the context and communicators take. Words
+    take its place if it lies so far above a small step that the axis would squeeze the step. All other words stand in
+    the title and in the legend, where they cover no data.
+
+    A step that does not fit is drawn as on a device with enough memory. A cross marks the request that is refused; if
+    the refused request is one of another step than the one drawn, such as the first, the title says so instead.
     """
     largest = largest_rank(prediction)
     prediction, rank = with_largest_memory(prediction)
@@ -53,22 +58,23 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
         raise ValueError("this prediction has no memory timeline")
     ax = axes_or_new(ax)
     drawn = memory.unlimited or memory
-    reservable_bytes = prediction.profile.device.memory_bytes - memory.outside_bytes
-    x = _host_time_s(prediction, drawn.event) / MS
-    x[0] = 0.0  # what the step starts with
+    x = _host_time_s(prediction, drawn) / MS
     _draw_kinds(ax, x, drawn)
     ax.step(x, drawn.reserved_bytes / GIB, where="post", color=palette.INK, linestyle="--", label="reserved")
     most = "" if rank == largest else f"\nrank {largest} takes most"
     title = _title(prediction, memory)
-    ax.set_title(wrapped(title if rank is None else f"rank {rank}: {title}{most}", LETTERS))
+    title = title if rank is None else f"rank {rank}: {title}{most}"
+    ax.set_title(wrapped(title, LETTERS_AN_INCH * ax.bbox.width / ax.figure.dpi))
     ax.set_xlim(0, max(float(x[-1]), 1e-9))
-    _draw_limit(ax, float(drawn.reserved_bytes.max()), float(reservable_bytes))
+    reservable_bytes = max(float(prediction.profile.device.memory_bytes - memory.outside_bytes), 0.0)
+    _draw_limit(ax, float(drawn.reserved_bytes.max()), reservable_bytes)
     _draw_peak(ax, x, drawn)
-    if memory.stopped_in == "steady":
-        _draw_refusal(ax, prediction, memory, float(reservable_bytes))
+    refused = _refused_sample(memory)
+    if refused is not None:
+        _draw_mark(ax, x[refused], reservable_bytes, "X", palette.CAPACITY, "refused request")
     ax.set_xlabel("ms since the host began the step")
     ax.set_ylabel("GiB")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
+    ax.legend(**LEGEND)
     return ax
 
 
@@ -86,19 +92,26 @@ def _draw_kinds(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
 def _draw_peak(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
     peak = int(np.argmax(memory.allocated_bytes))
     allocated_bytes = int(memory.allocated_bytes[peak])
-    dot: dict[str, Any] = {"color": palette.INK, "markersize": 7, "zorder": 5, "linestyle": "none", "clip_on": False}
-    ax.plot(x[peak], allocated_bytes / GIB, "o", label=f"peak {format_bytes(allocated_bytes)} allocated", **dot)
+    _draw_mark(ax, x[peak], allocated_bytes, "o", palette.INK, f"peak {format_bytes(allocated_bytes)} allocated")
 
 
-def _draw_refusal(ax: Axes, prediction: Prediction, memory: MemoryTimeline, reservable_bytes: float) -> None:
-    """Draw a cross where a request of the step that is drawn is refused, at what the device can reserve."""
-    at_ms = float(_host_time_s(prediction, memory.event[-1:])[0]) / MS
-    cross: dict[str, Any] = {"color": palette.CAPACITY, "markeredgecolor": palette.INK, "zorder": 6, "clip_on": False}
-    ax.plot(at_ms, max(reservable_bytes, 0.0) / GIB, "X", markersize=13, linestyle="none", label="refused", **cross)
+def _draw_mark(ax: Axes, at_ms: float, at_bytes: float, marker: str, colour: str, label: str) -> None:
+    """Draw one marker that is whole at the edges of the axes, too, and named in the legend."""
+    look: dict[str, Any] = {"color": colour, "markeredgecolor": palette.INK, "linestyle": "none", "markersize": 9}
+    ax.plot(at_ms, at_bytes / GIB, marker, label=label, zorder=5, clip_on=False, **look)
+
+
+def _refused_sample(memory: MemoryTimeline) -> int | None:
+    """Return the sample of the drawn step at which the refused request is made; None if another step makes it.
+
+    The walk that was refused and the one with enough memory make the same requests in the same order, so the refused
+    request is the first that the former has no sample of.
+    """
+    return len(memory.event) if memory.stopped_in in DRAWN_STEPS else None
 
 
 def _draw_limit(ax: Axes, reserved_bytes: float, reservable_bytes: float) -> None:
-    """A line where it does not squeeze what is drawn, else words."""
+    """Draw a line where it does not squeeze what is drawn, else words."""
     said = f"this device can reserve {format_bytes(reservable_bytes)}"
     if reserved_bytes < SMALL * reservable_bytes:
         ax.set_ylim(0, ROOM * max(reserved_bytes, 1.0) / GIB)
@@ -113,10 +126,13 @@ def _draw_limit(ax: Axes, reserved_bytes: float, reservable_bytes: float) -> Non
 
 def _title(prediction: Prediction, memory: MemoryTimeline) -> str:
     if not memory.fits:
-        short = shortage_text(memory, prediction.profile.device.memory_bytes)
-        when, what = refusal_text(memory)
-        request, _, _ = what.rpartition(" while ")
-        return f"does not fit, {short}\nrefused: {when}, {request}\ndrawn: a later step, with enough memory"
+        shortage = shortage_text(memory, prediction.profile.device.memory_bytes)
+        elsewhere = " (not in the step drawn)" if _refused_sample(memory) is None else ""
+        return (
+            f"does not fit, {shortage}\n"
+            f"refused{elsewhere}: {refused_request_text(memory)}\n"
+            "drawn: what a later step would hold with enough memory"
+        )
     device = format_bytes(prediction.profile.device.memory_bytes)
     return (
         f"peak {format_bytes(memory.peak_allocated_bytes)} allocated, "
@@ -125,8 +141,8 @@ def _title(prediction: Prediction, memory: MemoryTimeline) -> str:
     )
 
 
-def _host_time_s(prediction: Prediction, instructions: np.ndarray) -> np.ndarray:
-    """Return when the host came by each of these instructions: between the launches around it."""
+def _host_time_s(prediction: Prediction, memory: MemoryTimeline) -> np.ndarray:
+    """Return the host's time at each sample, between the launches around it."""
     timeline, columns = prediction.timeline, prediction.program.instructions
     launched = columns.launches[np.isin(columns.a[columns.launches], np.unique(timeline.operation))]
     if timeline.side:
@@ -134,5 +150,6 @@ def _host_time_s(prediction: Prediction, instructions: np.ndarray) -> np.ndarray
     end_s = timeline.host_spans[-1].end_s if timeline.host_spans else 0.0
     positions = np.concatenate([[0], launched, [len(columns.kind)]])
     times_s = np.concatenate([[0.0], timeline.issue_s, [end_s]])
-    times: np.ndarray = np.interp(instructions, positions, np.maximum.accumulate(times_s))
+    times: np.ndarray = np.interp(memory.event, positions, np.maximum.accumulate(times_s))
+    times[0] = 0.0  # what the step starts with
     return times
