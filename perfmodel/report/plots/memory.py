@@ -60,7 +60,8 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     drawn = memory.unlimited or memory
     x = _host_time_s(prediction, drawn) / MS
     _draw_kinds(ax, x, drawn)
-    ax.step(x, drawn.reserved_bytes / GIB, where="post", color=palette.INK, linestyle="--", label="reserved")
+    dashes: dict[str, Any] = {"color": palette.INK, "linestyle": "--", "zorder": 4.5}  # seen on the limit's line, too
+    ax.step(x, drawn.reserved_bytes / GIB, where="post", label="reserved", **dashes)
     most = "" if rank == largest else f"\nrank {largest} takes most"
     title = _title(prediction, memory)
     title = title if rank is None else f"rank {rank}: {title}{most}"
@@ -71,7 +72,7 @@ def plot_memory(prediction: Prediction, ax: Axes | None = None) -> Axes:
     _draw_peak(ax, x, drawn)
     refused = _refused_sample(memory)
     if refused is not None:
-        _draw_mark(ax, x[refused], reservable_bytes, "X", palette.CAPACITY, "refused request")
+        _draw_mark(ax, x[refused], reservable_bytes, ("X", 15), palette.CAPACITY, "refused request")
     ax.set_xlabel("ms since the host began the step")
     ax.set_ylabel("GiB")
     ax.legend(**LEGEND)
@@ -92,13 +93,17 @@ def _draw_kinds(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
 def _draw_peak(ax: Axes, x: np.ndarray, memory: MemoryTimeline) -> None:
     peak = int(np.argmax(memory.allocated_bytes))
     allocated_bytes = int(memory.allocated_bytes[peak])
-    _draw_mark(ax, x[peak], allocated_bytes, "o", palette.INK, f"peak {format_bytes(allocated_bytes)} allocated")
+    _draw_mark(ax, x[peak], allocated_bytes, ("o", 7), palette.INK, f"peak {format_bytes(allocated_bytes)} allocated")
 
 
-def _draw_mark(ax: Axes, at_ms: float, at_bytes: float, marker: str, colour: str, label: str) -> None:
-    """Draw one marker that is whole at the edges of the axes, too, and named in the legend."""
-    look: dict[str, Any] = {"color": colour, "markeredgecolor": palette.INK, "linestyle": "none", "markersize": 9}
-    ax.plot(at_ms, at_bytes / GIB, marker, label=label, zorder=5, clip_on=False, **look)
+def _draw_mark(ax: Axes, at_ms: float, at_bytes: float, mark: tuple[str, int], colour: str, label: str) -> None:
+    """Draw one marker, of a shape and a size in points, whole at the edges of the axes, too, and named in the legend.
+
+    The smaller of two markers lies on top, so that both are seen where they meet.
+    """
+    shape, size = mark
+    look: dict[str, Any] = {"color": colour, "markeredgecolor": palette.INK, "linestyle": "none", "markersize": size}
+    ax.plot(at_ms, at_bytes / GIB, shape, label=label, zorder=5 + 1 / size, clip_on=False, **look)
 
 
 def _refused_sample(memory: MemoryTimeline) -> int | None:

@@ -94,7 +94,9 @@ def test_a_request_refused_in_the_step_that_is_drawn_has_a_cross_where_it_is_mad
     stopped = short_of_memory_when_steady()
     assert (stopped.memory.stopped_in, stopped.memory.place.phase) == ("steady", "backward")
     ax = plot_memory(stopped)
-    *_, cross = ax.lines
+    reserved, limit, dot, cross = ax.lines
+    assert limit.get_zorder() < reserved.get_zorder() < cross.get_zorder() < dot.get_zorder()
+    assert cross.get_markersize() > dot.get_markersize()
     assert (cross.get_marker(), cross.get_label()) == ("X", "refused request")
     assert cross.get_xdata()[0] == pytest.approx(0.0105)
     assert cross.get_ydata()[0] == pytest.approx((40 * MIB - stopped.memory.outside_bytes) / 2**30)
