@@ -72,4 +72,4 @@ def test_what_was_not_measured_is_said_to_be_estimated(tmp_path: Path) -> None:
     assert json_report(found)["provenance"]["estimated"] == found.provenance["estimated"]
     assert "not measured: estimated" in rendered(report(found))
     (told,) = [warning for warning in found.warnings if warning.startswith("not measured")]
-    assert "a factor of 10: _linalg_svd" in told
+    assert "a factor of 10 (_linalg_svd)" in told
