@@ -1,27 +1,23 @@
-"""How far off single kernels are that are scaled to another datasheet: `python -m bench.what_if.kernels [TABLE]`.
+"""How far off single kernels are that are scaled to another datasheet: `python -m bench.what_if.kernels`.
 
 Times that were published for one GPU are taken as measured, scaled as `--set` scales them to the peaks of another, and
 compared with what was published, or what a profile says, of the same work there. It reports, and judges nothing.
 
-Without TABLE: fp16 products of an A100 scaled to the H200's datasheet, against times of the H200's profile; FP8
-products of an H100 scaled to the H200, whose peak FLOP/s are the same; and streams through memory on these three GPUs
-(bench/what_if/published has the rates, with their source).
+- fp16 GEMMs of an A100 are scaled to the H200's datasheet and held against times of the H200's profile;
+- FP8 GEMMs of an H100 are scaled to the H200, whose peak FLOP/s are the same;
+- streams through memory are scaled between these three GPUs;
+- 375 GEMMs in bf16 and 375 in float32 (in TF32, by their rates) are scaled from an H100 to a B200.
 
-TABLE: a copy of `xla/service/gpu/model/matmul_interpolator_data.h` of openxla/xla at commit e97611c4c41c (Apache-2.0),
-which has 375 products in bf16 and in float32 (in TF32, by their rates) on an H100 and a B200. They are scaled from the
-one to the other.
-
-Times are scaled by a formula that stood before any of this was compared. SCALED_SPREAD was chosen by TABLE, when all
-other figures had been seen too, so none of the counts of kernels within their interval is a blind test.
-bench/results/what-if-kernels.txt is what this printed with TABLE.
+bench/what_if/published has the rates, with their sources. Times are scaled by a formula that stood before any of this
+was compared. SCALED_SPREAD was chosen by the GEMMs of the B200, when all other figures had been seen too, so none of
+the counts of kernels within their interval is a blind test. bench/results/what-if-kernels.txt is what this printed.
 """
 
 from __future__ import annotations
 
+import csv
 import math
-import re
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -43,17 +39,13 @@ from perfmodel.trace.kernel_key import kernel_key
 from perfmodel.trace.operation import Operation
 
 PUBLISHED = Path(__file__).parent / "published" / "azure-node-microbench.yaml"
+RATES = PUBLISHED.with_name("xla-gemm-rates.csv")
 STREAMED = operators.binary("add.Tensor", *[tensor("float32", 1 << 28)] * 2)  # stands for each of BabelStream's kernels
 FP8_FLOPS_PER_S = 1979e12  # dense; NVIDIA's datasheets of the H100 SXM (2023) and the H200 SXM (2024)
 MULTIPROCESSORS = {"A100 80GB": 108, "H100": 132}
 L2_BYTES = {"A100 80GB": 40 << 20, "H100": 50 << 20}
-TYPES = {"bfloat16": "bf16xbf16->bf16", "float32": "f32xf32->f32"}
-H100, B200 = "sm_90", "sm_100_B200"
-TOKENS = re.compile(r'key: "(sm_\w+)"|\b([bmnk]): (\d+)|flops { key: "([^"]+)" value: (\d+)')
 FORMER_SPREAD = 0.2  # what SCALED_SPREAD was, of how much a time is scaled, before this was compared
-EDGES_S = (0.0, 20e-6, 50e-6, 1e-2)  # of times on the H100, by which TABLE is summarised
-
-Table = dict[tuple[str, str, tuple[int, ...]], float]
+EDGES_S = (0.0, 20e-6, 50e-6, 1e-2)  # of times on the H100, by which its GEMMs are summarised
 
 
 class Scaled(NamedTuple):
@@ -128,26 +120,19 @@ def streams(rows: Sequence[dict[str, Any]]) -> Iterator[Scaled]:
             yield scaled(f"{name}, {first} to {second}", STREAMED, before_s, first, second, measured_s)
 
 
-def read_table(text: str) -> Table:
-    """FLOP/s by architecture, types and (b, m, n, k)."""
-    found: Table = {}
-    architecture, sizes = "", {}
-    for its_architecture, letter, size, types, flops_per_s in TOKENS.findall(text):
-        if its_architecture:
-            architecture = its_architecture
-        elif letter:
-            sizes[letter] = int(size)
-        else:
-            found[architecture, types, tuple(sizes[each] for each in "bmnk")] = float(flops_per_s)
-    return found
+def read_rates() -> list[dict[str, str]]:
+    """Return the rows of :data:`RATES`."""
+    lines = RATES.read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def products_on_b200(table: Table, dtype: str) -> Iterator[Scaled]:
-    for architecture, types, (b, m, n, k) in table:
-        if (architecture, types) == (H100, TYPES[dtype]):
+def products_on_b200(rows: Sequence[dict[str, str]], dtype: str) -> Iterator[Scaled]:
+    for row in rows:
+        if row["dtype"] == dtype:
+            b, m, n, k = (int(row[each]) for each in "bmnk")
             operation = operators.mm(dtype, m, n, k) if b == 1 else operators.bmm(dtype, b, m, n, k)
-            rates = (table[each, types, (b, m, n, k)] for each in (H100, B200))
-            before_s, measured_s = (model_flops(operation) / rate for rate in rates)
+            flops = model_flops(operation)
+            before_s, measured_s = (flops / float(row[f"{gpu}_flops_per_s"]) for gpu in ("h100", "b200"))
             yield scaled(f"{b}, {m}, {n}, {k}", operation, before_s, "H100", "B200", measured_s)
 
 
@@ -183,15 +168,13 @@ def main() -> None:
         ("streams through memory", streams(rows)),
     ):
         print("\n".join(listed(title, list(found))))
-    if sys.argv[1:]:
-        table = read_table(Path(sys.argv[1]).read_text(encoding="utf-8"))
-        for dtype in TYPES:
-            cases = list(products_on_b200(table, dtype))
-            print("\n".join(summaries(f"{dtype} products, H100 to B200", cases)))
-            for least_s, most_s in pairwise(EDGES_S):
-                some = [case for case in cases if least_s <= case.before_s < most_s]
-                print("\n".join(summaries(f"of them took {1e6 * least_s:.0f} to {1e6 * most_s:.0f} us", some)))
-            print()
+    for dtype in ("bfloat16", "float32"):
+        cases = list(products_on_b200(read_rates(), dtype))
+        print("\n".join(summaries(f"{dtype} products, H100 to B200", cases)))
+        for least_s, most_s in pairwise(EDGES_S):
+            some = [case for case in cases if least_s <= case.before_s < most_s]
+            print("\n".join(summaries(f"of them took {1e6 * least_s:.0f} to {1e6 * most_s:.0f} us", some)))
+        print()
 
 
 if __name__ == "__main__":

@@ -12,14 +12,6 @@ from bench.what_if import kernels
 
 ROWS = yaml.safe_load(kernels.PUBLISHED.read_text(encoding="utf-8"))["rows"]
 PRINTED = Path(__file__).parents[2] / "bench" / "results" / "what-if-kernels.txt"
-TABLE = """
-key: "sm_100_B200" value { entries { b: 1 m: 4096 n: 2048 k: 1024
-  flops { key: "bf16xbf16->bf16" value: 1000000000000000 } flops { key: "f32xf32->f32" value: 500000000000000 } }
-  entries { b: 2 m: 256 n: 256 k: 256 flops { key: "bf16xbf16->bf16" value: 30000000000000 } } }
-key: "sm_90" value { entries { b: 1 m: 4096 n: 2048 k: 1024
-  flops { key: "bf16xbf16->bf16" value: 600000000000000 } flops { key: "f32xf32->f32" value: 300000000000000 } }
-  entries { b: 2 m: 256 n: 256 k: 256 flops { key: "bf16xbf16->bf16" value: 20000000000000 } } }
-"""
 
 
 def test_products_gain_about_as_much_from_a100_to_h200_as_their_peaks_promise() -> None:
@@ -41,16 +33,21 @@ def test_streams_follow_memory() -> None:
     assert max(abs(case.error) for case in cases) < 0.11
 
 
-def test_a_table_of_products_is_read_by_gpu_types_and_sizes() -> None:
-    table = kernels.read_table(TABLE)
-    assert table["sm_90", "bf16xbf16->bf16", (2, 256, 256, 256)] == 20e12
-    large, small = kernels.products_on_b200(table, "bfloat16")
-    assert (large.name, small.name) == ("1, 4096, 2048, 1024", "2, 256, 256, 256")
+def test_rates_of_both_gpus_become_times_of_the_same_gemm() -> None:
+    row = {"dtype": "bfloat16", "b": "1", "m": "4096", "n": "2048", "k": "1024"}
+    rates = {"h100_flops_per_s": "6e14", "b200_flops_per_s": "1e15"}
+    (large,) = kernels.products_on_b200([row | rates], "bfloat16")
+    assert large.name == "1, 4096, 2048, 1024"
     assert large.before_s == pytest.approx(2 * 4096 * 2048 * 1024 / 600e12)
     assert large.measured_s == pytest.approx(0.6 * large.before_s)
     assert large.scaled_s < large.measured_s  # more of it is scaled than follows
-    assert large.is_inside and small.is_inside
-    assert len(list(kernels.products_on_b200(table, "float32"))) == 1
+    assert large.is_inside
+    assert not list(kernels.products_on_b200([row | rates], "float32"))
+
+
+def test_what_is_printed_is_what_was_committed(capsys: pytest.CaptureFixture[str]) -> None:
+    kernels.main()
+    assert capsys.readouterr().out == PRINTED.read_text(encoding="utf-8")
 
 
 def test_what_the_documentation_quotes_was_printed() -> None:
