@@ -26,7 +26,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For devices that work while the host waits: the CPU."""
+    """The clock of devices that work while the host waits: the CPU."""
 
     def __init__(self) -> None:
         self.labels: list[tuple[str, int]] = []

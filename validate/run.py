@@ -60,7 +60,7 @@ def measure(
 ) -> Measurement:
     """Run the scenario for real on ``device`` and time it.
 
-    On CUDA: three first steps with the allocator's peaks of each; warm-up of at least 5 steps and 2 s; a loop of 12 to
+    On CUDA: four first steps with the allocator's peaks of each; warm-up of at least 5 steps and 2 s; a loop of 12 to
     60 steps (about 3 s) without synchronisation, timed by events on the device at every phase, in blocks between which
     the host's speed is taken; a loop with a synchronisation after each step, timed by the host. Data is random and
     resident on the device. On CPU: the same with one thread, the host's clock in both loops, and no memory.

@@ -30,6 +30,7 @@ from perfmodel.hardware.measurement import Measurement, PipelineAction, StepMemo
 from perfmodel.models.build import replace_tensors
 from perfmodel.models.own_code import out_of_memory_passes
 from perfmodel.models.step import TrainingStep, build_module, make_inputs, make_optimizer, precision_switches
+from perfmodel.program.strategies.ddp import REBUILD_STEP_OF_STATIC_GRAPH
 from perfmodel.scenario.scenario import Scenario
 from perfmodel.units import format_bytes
 from validate.cases import resolved_scenario
@@ -40,7 +41,8 @@ from validate.recording import AllocatorHistory, record_trace
 from validate.strategies.data_parallel import Ddp
 from validate.strategies.forms import make_form
 
-MEMORY_STEPS = 3
+MEMORY_STEPS = REBUILD_STEP_OF_STATIC_GRAPH + 1  # the last is steady, however DDP is asked to work
+HISTORY_STEPS = 2
 LEAD_IN_STEPS = 3
 BLOCK_S = 0.5  # of steps between two looks at the host's speed
 FEWEST_BLOCKS, LEAST_BLOCK_STEPS = 4, 4
@@ -50,7 +52,7 @@ FEWEST_BLOCKS, LEAST_BLOCK_STEPS = 4, 4
 class Effort:
     """How long to measure: steps are added up to the seconds asked for, within the numbers given.
 
-    The three first steps, whose memory is read, count among the warm-up.
+    The first steps, whose memory is read, count among the warm-up.
     """
 
     warmup_steps: int = 5
@@ -232,13 +234,13 @@ def _build(
 
 
 def _first_steps(step: TrainingStep, history: AllocatorHistory | None, path: str | None) -> list[StepMemory]:
-    """Run three steps; return what each found and reached in the allocator. The first two go into the history."""
+    """Run MEMORY_STEPS; return what each found and reached in the allocator. The first two go into the history."""
     found = []
     for index in range(MEMORY_STEPS):
         if history is not None and path is not None:
-            if index < 2:
+            if index < HISTORY_STEPS:
                 history.step_starts_here()
-            else:
+            elif index == HISTORY_STEPS:
                 history.finish(Path(path))
         found += _memory_of_one(step)
     return found

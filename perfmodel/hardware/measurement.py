@@ -28,7 +28,9 @@ MEASUREMENT_VERSION = 1
 REMEDY = "Measure it again with `perfmodel validate --again`."
 UNSTABLE_SPREAD = 0.05  # relative: standard deviation over median
 SHORTEST_SAMPLES = 8
-STEADY = 2  # steps whose memory is not that of later ones: DDP rebuilds its buckets in the second, beside the old
+# Steps whose memory is not that of later ones: DDP rebuilds its buckets in the second, while it still has the old ones.
+# With static_graph it does so in the third, so that validate looks at four.
+STEADY = 2
 
 Steps = Annotated[tuple[Seconds, ...], Field(min_length=1)]
 Phase = Annotated[tuple[NotNegativeSeconds, ...], Field(min_length=1)]
@@ -82,7 +84,7 @@ class RankSamples(Section):
 
 
 class BucketLayout(Section):
-    """Sizes of DistributedDataParallel's buckets as it reports them: in the first step, and rebuilt after it."""
+    """Sizes of DistributedDataParallel's buckets as it reports them: in the first step, and once they are rebuilt."""
 
     initial_bytes: tuple[Bytes, ...]
     rebuilt_bytes: tuple[Bytes, ...] = ()
