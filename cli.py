@@ -8,8 +8,8 @@ from perfmodel import __version__
 from perfmodel.cli.calibrate import calibrate
 from perfmodel.cli.compare import compare
 from perfmodel.cli.diff import diff
+from perfmodel.cli.endings import OneLineErrors
 from perfmodel.cli.formula import formula
-from perfmodel.cli.options import OneLineErrors
 from perfmodel.cli.predict import predict
 from perfmodel.cli.profile import profile
 from perfmodel.cli.schema import schema

@@ -208,7 +208,7 @@ TERMINATED_WHILE_WRITING = """
     import signal, time
     from pathlib import Path
     import click
-    from perfmodel.cli.options import OneLineErrors
+    from perfmodel.cli.endings import OneLineErrors
     from perfmodel.files.writing import replacing
     @click.group(cls=OneLineErrors)
     def main():

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from perfmodel.cli.endings import torch_needed
 from perfmodel.cli.help import TaughtCommand
-from perfmodel.cli.options import ABOVE_0, FILE, torch_needed, wrote
+from perfmodel.cli.options import ABOVE_0, FILE, wrote
 from perfmodel.errors import PerfModelError
 from perfmodel.terminal import write
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from perfmodel.cli.endings import torch_needed
 from perfmodel.cli.help import TaughtCommand
-from perfmodel.cli.options import ABOVE_0, FILE, question_options, torch_needed
+from perfmodel.cli.options import ABOVE_0, FILE, question_options
 from perfmodel.errors import PerfModelError
 from perfmodel.progress import shown
 from perfmodel.terminal import print_rich, sentence, write
