@@ -31,7 +31,7 @@ PACKAGES = ("click", "hypothesis", "numpy", "pydantic", "PyYAML", "rich", "torch
 
 
 def run_chunk(seed: int, count: int, output: Path) -> None:
-    """In a process of its own: a line of JSON for each example as it begins and as it ends."""
+    """Run in a process of its own and print a line of JSON for each example as it begins and as it ends."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import seed as seeded
 

@@ -24,7 +24,7 @@ SHAPES = ((512, 512), (2048, 2048))
 
 
 def operations(*shape: int) -> dict[str, Operation]:
-    """By the name that CPU_TIMES has for it, and the operator where that is a class of operators."""
+    """Name an operator as CPU_TIMES does, followed by the operator itself where that is a class of operators."""
     x = tensor("float32", *shape)
     indices, waves = x._replace(dtype="int64"), x._replace(dtype="complex64")
     some = tensor("float32", shape[0], 8)

@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def predicted(profile: Profile, wanted: Sequence[Case]) -> list[Row]:
-    """From the profile's curves, and none of its kernel keys that a scenario brought."""
+    """Return the cost by the profile's curves, without its kernel keys that a scenario brought."""
     costs = kernel_costs([case.operation for case in wanted], profile, matmul_tf32=False, exact=False)
     return [Row(case, cost) for case, cost in zip(wanted, costs, strict=True)]
 
@@ -105,7 +105,7 @@ def measure(rows: Sequence[Row], device: str) -> dict[str, Any]:
 
 
 def _timed(case: Case, bench: Any) -> dict[str, Any]:
-    """As a kernel key is timed; where that fails (a call that synchronises), from one synchronisation to the next."""
+    """Time a call as kernel keys are; one that synchronises, from one synchronisation to the next."""
     from calibrate.jobs import job
 
     wanted = job(case.operation, "grid")

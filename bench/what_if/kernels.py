@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
         return abs(self.measured_s - self.scaled_s) <= NORMAL_90 * self.deviation_s
 
     def is_inside_share(self, share: float) -> bool:
-        """Likewise, were the standard deviation that share of how much the time is scaled, not its roofline."""
+        """Whether it would be, were the deviation that share of how much the time is scaled, not its roofline."""
         deviation_s = share * abs(math.log(self.scaled_s / self.before_s)) * self.scaled_s
         return abs(self.measured_s - self.scaled_s) <= NORMAL_90 * deviation_s
 
@@ -84,7 +84,7 @@ def peaks_of(gpu: str, in_fp8: bool) -> Datasheet:
 def scaled(
     name: str, operation: Operation, before_s: float, first: str, second: str, measured_s: float, in_fp8: bool = False
 ) -> Scaled:
-    """As with `--set` of the second GPU's peaks, and of nothing else, on a profile of the first."""
+    """Scale a time as `--set` of the second GPU's peaks, and of nothing else, does on a profile of the first."""
     was, is_now = (peaks_of(gpu, in_fp8)._asdict() for gpu in (first, second))
     size = {"multiprocessors": MULTIPROCESSORS[first], "l2_bytes": L2_BYTES[first], "memory_bytes": 80 << 30}
     device = Device(kind="cuda", name=first, **size, **was)

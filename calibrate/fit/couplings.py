@@ -1,4 +1,4 @@
-"""From measured pairs of a kernel and a collective to how they, and what they stand for, slow each other.
+"""Fit how kernels and collectives slow each other, and what they stand for, to measured pairs of them.
 
 A pair was measured as two loops side by side; what each takes on average mixes three things: the kernel slowed by the
 collective, the collective slowed by the kernel, and collectives that wait because they arrive while a kernel still

@@ -1,4 +1,4 @@
-"""From samples of example calls to host records: what each call, autograd node and module costs by itself."""
+"""Turn samples of example calls into host records: what each call, autograd node and module costs by itself."""
 
 from __future__ import annotations
 

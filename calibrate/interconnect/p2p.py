@@ -40,7 +40,7 @@ NUMEL = 1024  # of a message whose call is timed
 
 
 class FoundMessages(NamedTuple):
-    """What was measured, as an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps it."""
+    """The measurements, as an :class:`~perfmodel.hardware.interconnect.Interconnect` keeps it."""
 
     collectives: dict[str, CollectiveRecord]
     host: dict[str, CallRecord]

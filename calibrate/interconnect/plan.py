@@ -1,4 +1,4 @@
-"""What an interconnect is to be measured for: from what the command line asks to the request that the ranks get."""
+"""The plan of an interconnect's calibration: it turns what the command line asks into the request that ranks get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_GPUS = ("contention", "transfers")
 
 @dataclass(frozen=True)
 class InterconnectOptions:
-    """What `perfmodel calibrate --interconnect` was asked for.
+    """The options of `perfmodel calibrate --interconnect`.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ OWN_BUDGET_S = 25.0  # about 35 kernels
 
 @dataclass(frozen=True)
 class Request:
-    """What the ranks are to measure.
+    """The measurements that the ranks are asked for.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Asked(Section):
 
 
 class Found(BaseModel):
-    """What the stages have measured so far, as plain data."""
+    """The results of the stages so far, as plain data."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -121,7 +121,7 @@ class Found(BaseModel):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the stages measured, for :func:`~calibrate.interconnect.merging.merged_run`.
+    """The results of all stages, for :func:`~calibrate.interconnect.merging.merged_run`.
 
     Parameters
     ----------

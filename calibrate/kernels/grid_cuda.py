@@ -1,4 +1,8 @@
-"""The grid of a CUDA device, by class. See :mod:`calibrate.kernels.grid`."""
+"""The grid of a CUDA device, by class. See :mod:`calibrate.kernels.grid`.
+
+To calibrate a new class of kernels, add it to :func:`classes`; a curve of its own stands in
+:mod:`perfmodel.cost.kernels.classify` and :mod:`perfmodel.cost.kernels.features`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ SHARES = {"fp32": 1.0, "bf16": 1.0, "tf32": 0.7, "fp16": 0.2}  # fp16 runs the k
 
 
 def classes() -> dict[str, list[Point]]:
-    """Return the grid by class; the names are only for order."""
+    """Return the grid by class. Its order is drawn by class, and ``calibrate --only`` names some of them."""
     return {
         **{f"gemm {kind}": _gemms(kind, share) for kind, share in SHARES.items()},
         "head": _language_heads(),

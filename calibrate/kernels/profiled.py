@@ -18,7 +18,7 @@ Maker = Callable[[], Callable[[], object]]  # makes a call
 
 
 class Activity(NamedTuple):
-    """What one call launched and allocated.
+    """The launches and allocations of one call.
 
     Parameters
     ----------

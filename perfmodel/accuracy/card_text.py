@@ -1,4 +1,4 @@
-"""The accuracy card as Markdown: what a reader of ACCURACY.md finds."""
+"""The accuracy card as Markdown: what a reader of ACCURACY.md finds. Its columns are :data:`COLUMNS`."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Formula:
 
     @property
     def latex(self) -> str:
-        """For a paper or a notebook."""
+        """Write the formula for a paper or a notebook."""
         import sympy
 
         return str(sympy.latex(self.expression))

@@ -11,9 +11,11 @@ they are to be: bandwidth, and the protocol that is switched to, go with the chu
 again; all_reduce over several nodes takes the faster of the two, as the library does. broadcast is a pipeline,
 send_recv one message and exchange one each way at once: S' = S, and no factor.
 
-h is what a step more costs: the slope of alpha over the steps of the groups that were measured, since what a collective
-costs to launch does not grow with the ranks. (Held against H200s over NVLink and through host memory, all of alpha
-growing with the steps makes small messages of 4 ranks twice as slow as they are.)
+h is what a step more costs, of the ring or of the tree: alpha_m less what a launch costs, over steps_m or depth_m,
+since the launch does not grow with the ranks. On one node the launch is what alpha would be without steps, by the
+straight line through the groups that were measured; else alpha of the largest group inside a node, or STEP_SHARE
+tells. (Held against H200s over NVLink and through host memory, all of alpha growing with the steps makes small
+messages of 4 ranks twice as slow as they are.)
 """
 
 from __future__ import annotations
@@ -183,8 +185,9 @@ def largest_group(kind: str, interconnect: Interconnect) -> int | None:
 
 
 def nodes_of(ranks: int, interconnect: Interconnect) -> int:
-    """On how many nodes that many ranks are: as measured, and beyond that with as many ranks a node as the largest
-    all_reduce had. Inside one node all stay in it.
+    """Return on how many nodes that many ranks are.
+
+    They are as measured, and beyond that as many ranks a node as the largest all_reduce had. Inside one node all stay.
 
     >>> segment = CollectiveSegment(least_bytes=1, most_bytes=2, alpha_s=1, beta_s_per_byte=1)
     >>> interconnect = Interconnect(backend="nccl", nodes=2, segments={"all_reduce 4": (segment,)})

@@ -1,4 +1,4 @@
-"""From a scenario to a module and its inputs, and the one order in which their tensors are placed in memory."""
+"""Build a scenario's module and its inputs, in the one order in which their tensors are placed in memory."""
 
 from __future__ import annotations
 

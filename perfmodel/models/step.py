@@ -1,4 +1,8 @@
-"""The one definition of a training step, run on fake tensors by the tracer and on a device by the validator."""
+"""The one definition of a training step, run on fake tensors by the tracer and on a device by the validator.
+
+A new optimizer is made in :func:`optimizer_settings`; its name stands in ``OptimizerSection`` (scenario/scenario.py)
+and in ``OPTIMIZERS`` (hardware/host_calls.py), and its host cost is measured in calibrate/host/optimizers.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
 from torch import nn
@@ -97,7 +101,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], scenario: Scenario) -> to
 
 
 def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """Return AdamW or SGD and its settings: torch's defaults but for the learning rate and the implementation.
+    """Return the class of the scenario's optimizer and its settings: torch's defaults but for these.
 
     What torch would choose by itself on CUDA is ``foreach``; it is always asked for by name, since torch chooses
     otherwise for CPU and for fake tensors.
@@ -108,9 +112,12 @@ def optimizer_settings(scenario: Scenario) -> tuple[Callable[..., torch.optim.Op
         "foreach": wanted.implementation == "foreach",
         "fused": wanted.implementation == "fused",
     }
-    if wanted.name == "adamw":
-        return torch.optim.AdamW, settings
-    return torch.optim.SGD, settings | {"momentum": wanted.momentum}
+    match wanted.name:
+        case "adamw":
+            return torch.optim.AdamW, settings
+        case "sgd":
+            return torch.optim.SGD, settings | {"momentum": wanted.momentum}
+    assert_never(wanted.name)
 
 
 def update(optimizer: torch.optim.Optimizer, scaler: Any, clip: Callable[[], object] | None, mark: Mark) -> None:

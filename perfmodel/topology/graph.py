@@ -108,7 +108,7 @@ class Builder:
         return name
 
     def edge(self, a: str, b: str, kind: str, rate: Rate | None, links: int | None = None) -> None:
-        """Of this rate, all links together."""
+        """Add an edge; its rate is that of all its links together."""
         bandwidth, source = rate or (None, None)
         self.graph.add_edge(a, b, kind=kind, links=links, bandwidth_bytes_per_s=bandwidth, source=source)
 

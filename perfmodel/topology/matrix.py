@@ -49,7 +49,7 @@ class Matrix(NamedTuple):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Those of ``devices`` that are GPUs; all others are NICs."""
+        """Return those of ``devices`` that are GPUs; all others are NICs."""
         return tuple(device for device in self.devices if _GPU.fullmatch(device))
 
 

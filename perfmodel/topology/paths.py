@@ -130,7 +130,7 @@ class Paths:
         return found.intersection(self._gpus) - {gpu}
 
     def width(self, path: Path) -> float:
-        """Of its bottleneck, for comparing: :func:`_width`."""
+        """The rate of its bottleneck, for comparing: :func:`_width`."""
         return math.inf if path.bottleneck is None else _width(self._graph.edges[path.bottleneck])
 
     def best(self, a: str, b: str) -> Path:

@@ -1,7 +1,8 @@
 """The order in which each rank of a pipeline computes: forwards and backwards of its stages, as in torch's schedules.
 
 GPipe and 1F1B are not here: their computing is interwoven with their messages (see
-:mod:`perfmodel.program.pipeline.schedules`). The other five are lists, from which their messages follow.
+:mod:`perfmodel.program.pipeline.schedules`). The other five are lists, from which their messages follow; a new schedule
+that is a list is added to :func:`turns_of`.
 
 Sources: torch/distributed/pipelining/schedules.py and _utils.py; GPipe, arXiv 1811.06965; 1F1B, arXiv 2006.09503
 (PipeDream-flush); interleaved 1F1B, arXiv 2104.04473; looped breadth first, arXiv 2211.05953; zero bubble and its V,

@@ -1,9 +1,9 @@
 """The actions of each rank's host in one step of a pipeline, in order, as torch.distributed.pipelining runs them.
 
-GPipe and 1F1B are written out there: a receive is posted and waited for right before what needs it; 1F1B posts what
-goes to a neighbour together with what comes from it. The other five run a list, in which a receive is posted where its
-sender sends, were all ranks to take turns, and waited for before what needs it; sends are waited for at the end of the
-step, the last one first. Stages that follow each other on one rank hand over without a message.
+torch writes GPipe and 1F1B out, and so does this module: a receive is posted and waited for right before what needs it;
+1F1B posts what goes to a neighbour together with what comes from it. The other five run a list, in which a receive is
+posted where its sender sends, were all ranks to take turns, and waited for before what needs it; sends are waited for
+at the end of the step, the last one first. Stages that follow each other on one rank hand over without a message.
 
 torch 2.12 and later post a message that goes alone by itself (isend, irecv), which NCCL runs on a communicator of the
 two ranks; earlier ones hand it to batch_isend_irecv as well, which NCCL runs on the one of the whole pipeline.

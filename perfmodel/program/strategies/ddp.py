@@ -205,7 +205,8 @@ def _free_first_gradients(builder: ProgramBuilder, module: WrappedModule, is_sta
 def _share_buffers(builder: ProgramBuilder, module: WrappedModule, run: PhaseRun) -> list[Instruction]:
     """Return the broadcast of rank 0's buffers before the first forward of a step: copied into one, sent, copied back.
 
-    What a trace knows of a buffer is its size; the copies are taken to be of float32.
+    What a trace knows of a buffer is its size; the copies are taken to be of float32, and the broadcast's call to take
+    the host as long as that of an asynchronous all-reduce.
     """
     sizes = module.buffer_bytes
     if not sizes or not module.shares_buffers or run.micro_batch != 0:

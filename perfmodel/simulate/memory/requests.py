@@ -1,4 +1,4 @@
-"""From trace events to what the allocator is asked: outputs, temporaries inside operators and library workspaces."""
+"""Turn trace events into requests to the allocator: outputs, temporaries inside operators and library workspaces."""
 
 from __future__ import annotations
 
